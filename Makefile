@@ -1,0 +1,59 @@
+# Everything sets itself up: a bare Python 3.11+ is enough. `make help` lists the targets.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+DEMO   ?= .venv-demo
+PORT   ?= 8501
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format benchmarks sample-logs clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
+
+check-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "badput needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 ..." >&2; exit 2; }
+
+# A venv is made under a stamp that names its inputs; a half-made one has no stamp and is made again.
+$(VENV)/.ready: pyproject.toml constraints.txt | check-python
+	@rm -f $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt --upgrade pip
+	$(PIP) install -c constraints.txt -e '.[all]' --group test --group lint
+	@touch $@
+
+$(DEMO)/.ready: pyproject.toml constraints.txt | check-python
+	@rm -f $@
+	@test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt -e '.[app]'
+	@touch $@
+
+demo: $(DEMO)/.ready  ## open the app on the sample runs (no torch needed)
+	$(DEMO)/bin/badput demo --port $(PORT)
+
+test: $(VENV)/.ready  ## run every test but the slow and GPU ones
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.ready  ## run the slow tests too
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(VENV)/.ready  ## formatter, linter, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/.ready  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+benchmarks: $(VENV)/.ready  ## print what recording costs
+	$(BIN)/python benchmarks/recording_cost.py
+
+sample-logs: $(VENV)/.ready  ## make the runs of sample_logs/ again
+	$(BIN)/python sample_logs/make.py
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) $(DEMO) .pytest_cache .ruff_cache .hypothesis dist build

@@ -1,0 +1,1 @@
+"""The app: charts of the books, and the pages that show them."""

@@ -1,0 +1,1 @@
+"""Sources of facts: run folders of the probe, and importers of foreign logs."""

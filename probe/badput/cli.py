@@ -1,0 +1,100 @@
+"""The ``badput`` command.
+
+Light commands run here. Heavy ones are found through the entry points
+``badput.commands``, so that a light install can say what to install instead of failing
+with a traceback. Exit codes: 0 fine, 1 the check failed, 2 bad usage or input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from badput import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+COMMANDS: dict[str, tuple[str | None, str]] = {
+    "demo": ("app", "open the app on the sample runs of this checkout"),
+    "serve": ("app", "open the app on a folder of runs"),
+    "report": ("ledger", "print the books of a run: text or JSON"),
+    "fsck": ("ledger", "check that the books of a run close to the nanosecond"),
+    "sql": ("ledger", "ask the books of a run with one SELECT"),
+    "import": ("ledger", "make a run folder from the logs that a run left"),
+    "collect": (None, "turn spools that were left behind into Parquet parts"),
+    "train": ("trainer", "run the reference trainer, with faults if you like"),
+}
+"""Every command: the extra it needs (None: the base install) and one line of help."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if args[0] in ("-V", "--version"):
+        print(f"badput {__version__}")
+        return 0
+    name = args[0]
+    if name not in COMMANDS:
+        print(f"badput: no command {name!r}; `badput --help` lists them.", file=sys.stderr)
+        return 2
+    try:
+        return _load(name)(args[1:])
+    except _MissingExtraError as missing:
+        print(f"badput: {missing}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of our output went away (`badput report RUN | head`): not our failure.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+class _MissingExtraError(Exception):
+    """A command needs a package that the light install does not have."""
+
+
+def _load(name: str) -> Callable[[Sequence[str]], int]:
+    """The function behind a command; raises _MissingExtraError if its extra is absent."""
+    extra = COMMANDS[name][0]
+    if extra is None:
+        from badput.collect import main as collect_main
+
+        return collect_main
+    for entry in entry_points(group="badput.commands", name=name):
+        try:
+            return entry.load()
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package.startswith("badput"):
+                raise
+            raise _MissingExtraError(
+                f"`badput {name}` needs the package {package!r}; "
+                f"install it with: pip install 'badput[{extra}]'"
+            ) from error
+    raise _MissingExtraError(f"`badput {name}` is not installed; try: pip install 'badput[{extra}]'")
+
+
+def _usage() -> str:
+    lines = [
+        "usage: badput COMMAND [ARG ...]",
+        "",
+        "Books every GPU-second of a training run exactly once, prices it, and shows where",
+        "the money went.",
+        "",
+        "commands:",
+    ]
+    lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "`badput COMMAND --help` explains each. Exit codes: 0 fine, 1 the check failed, 2 bad"]
+    lines += ["usage or input."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The reference trainer: a small pipeline-parallel GPT whose runs feed badput."""
