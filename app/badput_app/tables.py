@@ -1,0 +1,119 @@
+"""Rows for the tables and the CSV download. No streamlit here."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from badput_app import fmt
+from badput_ledger.taxonomy import GROUPS, LEAVES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def kept_seconds(report: Mapping[str, Any]) -> float:
+    """Slot-seconds inside kept steps: groups G and H."""
+    return _sum(report, lambda group: group in "GH")
+
+
+def wasted_seconds(report: Mapping[str, Any]) -> float:
+    """Slot-seconds of everything else."""
+    return _sum(report, lambda group: group not in "GH")
+
+
+def _sum(report: Mapping[str, Any], wanted: Any) -> float:
+    return sum(
+        float(v.get("gpu_seconds") or 0) for k, v in report["leaves"].items() if wanted(k[0])
+    )
+
+
+def empty_groups(report: Mapping[str, Any]) -> list[str]:
+    """Names of the groups in which nothing was booked."""
+    leaves = report["leaves"].items()
+    return [
+        title
+        for group, title in GROUPS.items()
+        if not any(float(v.get("gpu_seconds") or 0) > 0 for k, v in leaves if k[0] == group)
+    ]
+
+
+def worst_leaf(report: Mapping[str, Any]) -> str:
+    """Title of the largest leaf outside kept steps; ``nothing`` if all are empty."""
+    rows = [
+        (float(report["leaves"][leaf.id].get("gpu_seconds") or 0), leaf.title)
+        for leaf in LEAVES
+        if leaf.id in report["leaves"] and leaf.group not in "GH"
+    ]
+    value, title = max(rows, default=(0.0, ""))
+    return title if value > 0 else "nothing"
+
+
+def leaf_rows(report: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The leaves as columns, in the order of the taxonomy, times in the run's unit.
+
+    A leaf that was not measured is None; one that was measured and is empty is 0.
+    """
+    scale, word, _ = fmt.time_scale(report.get("total_gpu_seconds"))
+    total = float(report.get("total_gpu_seconds") or 0)
+    rows: dict[str, list[Any]] = {
+        name: [] for name in ("leaf", "title", word, "share", "lo", "hi", "cost", "definition")
+    }
+    for leaf in LEAVES:
+        values = report["leaves"].get(leaf.id) or {}
+        seconds = values.get("gpu_seconds")
+        rows["leaf"].append(leaf.id)
+        rows["title"].append(leaf.title)
+        rows[word].append(_scaled(seconds, scale))
+        rows["share"].append(None if seconds is None or not total else seconds / total)
+        rows["lo"].append(_scaled(values.get("lo"), scale))
+        rows["hi"].append(_scaled(values.get("hi"), scale))
+        rows["cost"].append(values.get("cost"))
+        rows["definition"].append(leaf.definition)
+    return rows
+
+
+def _scaled(value: Any, scale: float) -> float | None:
+    return None if value is None else float(value) / scale
+
+
+def leaves_csv(report: Mapping[str, Any]) -> str:
+    """The leaves as CSV: exact nanoseconds, seconds, bounds, cost, tokens, definition."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    cost = report.get("cost") or {}
+    header = ("run", "leaf", "title", "units", "ns", "seconds", "lo_seconds", "hi_seconds")
+    writer.writerow([*header, "cost", "currency", "tokens", "definition"])
+    run = report.get("run") or {}
+    for leaf in LEAVES:
+        values = report["leaves"].get(leaf.id) or {}
+        cells = (
+            run.get("name") or run.get("id"),
+            leaf.id,
+            leaf.title,
+            report.get("units"),
+            values.get("gpu_ns"),
+            values.get("gpu_seconds"),
+            values.get("lo"),
+            values.get("hi"),
+            values.get("cost"),
+            cost.get("currency"),
+            values.get("tokens"),
+            leaf.definition,
+        )
+        writer.writerow([fmt.csv_text(c) for c in cells])
+    return out.getvalue()
+
+
+def run_state(report: Mapping[str, Any]) -> str | None:
+    """``end_reason`` of the last session; None while it runs or if nothing is known."""
+    sessions = report.get("sessions") or []
+    return sessions[-1].get("end_reason") if sessions else None
+
+
+def evidence_text(item: Mapping[str, Any]) -> str:
+    """Where a claim comes from: file and line, or table and row."""
+    if item.get("file"):
+        return f"{item['file']}:{item.get('line')}  {item.get('text') or ''}".rstrip()
+    return f"{item.get('table')}  process_id={item.get('process_id')} seq={item.get('seq')}"
