@@ -1,0 +1,192 @@
+"""Reading text logs: a stream of numbered lines in bounded memory.
+
+What a training log does to a reader, and what happens here:
+
+* Progress bars end in a carriage return, so one "line" can be a hundred megabytes: the
+  pieces between carriage returns are handed out one by one, under one line number.
+* A line longer than ``MAX_LINE`` is cut there and counted.
+* Colours (any ANSI escape, 24-bit too) and NUL bytes are taken out, broken UTF-8 is
+  replaced; both are counted on the lines that are used.
+* The last line may have been cut in the middle of a number: without a newline at its end
+  it is held back and reported, never parsed.
+* gzip is recognised by its first bytes. A cut or damaged gzip file gives what could be
+  read, and says so.
+
+Lines are split on ``\\n`` alone: ``str.splitlines`` would also split on form feeds and
+Unicode separators and shift every line number after one.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+BLOCK = 1 << 20
+"""Bytes read at a time."""
+MAX_LINE = 1 << 20
+"""Longest line, in bytes, of which everything is kept."""
+HEAD = 4 << 20
+"""Bytes of the beginning that a format may look at to recognise itself."""
+
+_GZIP = b"\x1f\x8b"
+_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@dataclass(slots=True)
+class TextLog:
+    """One log file and what was odd about it. The counts grow while it is read."""
+
+    path: Path
+    name: str = ""
+    """The file as the user gave it; stands in every evidence row."""
+    lines: int = 0
+    bad_utf8: int = 0
+    nuls: int = 0
+    long_lines: int = 0
+    truncated: str | None = None
+    """Why the end of a compressed file could not be read."""
+    held_back: int | None = None
+    """Number of the last line, if it has no newline and was therefore not read."""
+    on_bytes: Callable[[int], None] | None = field(default=None, repr=False)
+    """Called with the number of bytes of each block, for a progress display."""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or str(self.path)
+
+    def head(self, size: int = HEAD) -> bytes:
+        """The first ``size`` bytes, decompressed. Raises OSError if the file cannot be read."""
+        parts: list[bytes] = []
+        have = 0
+        with open(self.path, "rb") as handle:
+            for block in self._blocks(handle):
+                parts.append(block)
+                have += len(block)
+                if have >= size:
+                    break
+        return b"".join(parts)[:size]
+
+    def batches(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Lists of raw lines without their newline, with the number of the first one.
+
+        A piece of an over-long line is a list of its own; the next list then begins with
+        the same number. Raises OSError.
+        """
+        self.lines, self.long_lines, self.held_back, self.truncated = 0, 0, None, None
+        number, tail, skip = 1, b"", False
+        with open(self.path, "rb") as handle:
+            for block in self._blocks(handle):
+                if self.on_bytes is not None:
+                    self.on_bytes(len(block))
+                parts = (tail + block).split(b"\n")
+                tail = parts.pop()
+                if parts:
+                    if skip:
+                        parts[0], skip = b"", False
+                    yield number, parts
+                    number += len(parts)
+                if len(tail) > MAX_LINE:
+                    piece, tail, skip = self._bound(tail, skip)
+                    if piece:
+                        yield number, [piece]
+        self.lines = number - 1
+        if tail or skip:
+            self.held_back = number
+
+    def select(self, wanted: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
+        """Cleaned pieces of the lines in which ``wanted`` is found, with their line number.
+
+        ``wanted`` sees the raw bytes and decides alone what is looked at more closely: keep
+        it cheap, it runs once a line.
+        """
+        search = wanted.search
+        for first, raws in self.batches():
+            # A list comprehension over the block is what keeps noise cheap.
+            hits = [(number, raw) for number, raw in enumerate(raws, first) if search(raw)]
+            for number, raw in hits:
+                if b"\r" not in raw:
+                    yield number, self.clean(raw)
+                    continue
+                for piece in raw.split(b"\r"):
+                    if piece and search(piece):
+                        yield number, self.clean(piece)
+
+    def clean(self, raw: bytes) -> str:
+        """One raw line as text: no escapes, no NULs, broken UTF-8 replaced."""
+        if len(raw) > MAX_LINE:
+            self.long_lines += 1
+            raw = raw[:MAX_LINE]
+        if b"\x1b" in raw:
+            raw = _ESCAPE.sub(b"", raw)
+        if b"\0" in raw:
+            self.nuls += raw.count(b"\0")
+            raw = raw.replace(b"\0", b"")
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.bad_utf8 += 1
+            return raw.decode("utf-8", "replace")
+
+    def _bound(self, tail: bytes, skip: bool) -> tuple[bytes, bytes, bool]:
+        """What to hand out, keep and skip of an unfinished line that is too long."""
+        if skip:
+            return b"", b"", True
+        cut = tail.rfind(b"\r")
+        if cut >= 0:  # whole progress bars: hand them out, keep what follows
+            return tail[:cut], tail[cut + 1 :], False
+        self.long_lines += 1
+        return tail[:MAX_LINE], b"", True
+
+    def _blocks(self, handle: BinaryIO) -> Iterator[bytes]:
+        first = handle.read(BLOCK)
+        if not first.startswith(_GZIP):
+            while first:
+                yield first
+                first = handle.read(BLOCK)
+            return
+        yield from self._gunzip(handle, first)
+
+    def _gunzip(self, handle: BinaryIO, data: bytes) -> Iterator[bytes]:
+        """Decompressed blocks of a gzip file of any number of members."""
+        unzip = zlib.decompressobj(wbits=31)
+        try:
+            while data:
+                out = unzip.decompress(data, BLOCK)  # bounded: a bomb cannot fill memory
+                while out:
+                    yield out
+                    data = unzip.unconsumed_tail
+                    full = len(out) == BLOCK and not unzip.eof
+                    out = unzip.decompress(data, BLOCK) if full else b""
+                if unzip.eof:
+                    data = unzip.unused_data.lstrip(b"\0") or handle.read(BLOCK).lstrip(b"\0")
+                    if data:
+                        unzip = zlib.decompressobj(wbits=31)
+                else:
+                    data = unzip.unconsumed_tail or handle.read(BLOCK)
+        except zlib.error as error:
+            self.truncated = f"the compressed data are damaged ({error}); what came before was read"
+            return
+        if not unzip.eof:
+            self.truncated = "the compressed file is cut; what came before the cut was read"
+
+
+def is_binary(head: bytes) -> bool:
+    """True if ``head`` is no text: UTF-16, or more than a tenth of other control bytes."""
+    sample = head[:65536]
+    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return True
+    odd = sum(sample.count(bytes([c])) for c in range(32) if c not in (8, 9, 10, 12, 13, 27))
+    return odd * 10 > len(sample)
+
+
+def excerpt(text: str, size: int = 300) -> str:
+    """``text`` shortened to ``size`` characters, every control character made visible."""
+    short = text if len(text) <= size else text[: size - 1] + "…"
+    return _CONTROL.sub(lambda m: m.group().encode("unicode_escape").decode(), short)

@@ -1,0 +1,317 @@
+"""One attempt of a torchtitan run while its log is read.
+
+The one idea: ``anchor`` is the instant up to which the attempt's time is already spoken
+for (the last step line, or the end of a save, load or evaluation), so a step starts at the
+anchor and ends at its line. A save or evaluation that begins right at the anchor stands
+between steps; one that begins later lies inside the steps that the next line reports.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from badput_ledger.sources.attempts import (
+    SECOND,
+    Checkpoint,
+    Event,
+    Span,
+    inside,
+)
+from badput_ledger.sources.titan_launch import LaunchSide, number
+
+if TYPE_CHECKING:
+    from badput_ledger.sources.attempts import Attempt, Mark
+
+LOOP_WORDS = (
+    "step:",
+    "validate step:",
+    "Saving ",
+    "Finished saving",
+    "[GC] Performing periodic",
+    "Checkpointer ",
+    "Training completed",
+    "Sleeping ",
+    "Process group destroyed",
+)
+"""Beginnings of records that only a process in or after its training loop writes."""
+
+_MESH = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
+_SIZES = re.compile(
+    r"local batch size ([\d,]+), global batch size ([\d,]+), gradient accumulation steps ([\d,]+), "
+    r"sequence length ([\d,]+), total steps ([\d,]+)"
+)
+_GPU = re.compile(r"CUDA capacity: (.+?) with ")
+_FOLDER = re.compile(r"Checkpoints will be loaded from and saved to (\S+)")
+_TOOK = re.compile(r"([\d.]+) seconds")
+_STEP_DIR = re.compile(r"/step-(\d+)/?$")
+_VALIDATE = re.compile(r"validate step:\s*([\d,]+)")
+
+
+class Live(LaunchSide):
+    """An attempt under way, and what is still open in it."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        self.talking = False
+        """The trainer itself has written a record."""
+        self.first_talk: int | None = None
+        self.meshed = False
+        self.anchor: int | None = None
+        self.anchor_step = 0
+        self.per_step = SECOND
+        self.clock: int | None = None
+        """Where torchtitan's throughput counter was last set back."""
+        self.overhead = -1
+        self.in_step: list[Span] = []
+        self.open_save: tuple[Checkpoint, Span] | None = None
+        self.open_load: tuple[Checkpoint, Span] | None = None
+        self.eval_from: int | None = None
+        self.completed_at: tuple[int, Mark] | None = None
+        self.step_dirs: set[int] = set()
+        self.last_step_mark: tuple[int, Mark] | None = None
+        self.oddities: set[str] = set()
+
+    # -- signs of life --------------------------------------------------------------
+
+    def first_record(self, time: int, rank: int) -> None:
+        """The trainer speaks: from launching to building the model."""
+        self.talking, self.first_talk = True, time
+        self.attempt.rank = rank
+
+    def starts_again(self, rank: int, message: str) -> bool:
+        """True if ``message`` can only come from a new process of the same rank."""
+        if not self.talking or rank != self.attempt.rank:
+            return False
+        if message.startswith("Building device mesh"):
+            return self.meshed
+        if message.startswith("Training starts at step"):
+            return self.attempt.first_step is not None
+        return message.startswith("torchtitan version") and self.meshed
+
+    # -- records of the trainer -------------------------------------------------------
+
+    def message(self, time: int, mark: Mark, message: str) -> None:
+        """One record that is not a step."""
+        if message.startswith("[GC] "):
+            self._gc(message)
+        elif message.startswith("Saving a full checkpoint at last step"):
+            self._last_save(message)
+        elif message.startswith("Saving the checkpoint"):
+            self._end_save(time)
+            self._save(time, mark)
+        elif message.startswith("Finished saving the checkpoint"):
+            self._end_save(time, message)
+        elif message.startswith("Loading the checkpoint from "):
+            self._load(time, mark, message)
+        elif message.startswith("Finished loading the checkpoint"):
+            self._end_load(time, message)
+        elif message.startswith("Training starts at step"):
+            self._training(time, mark, message)
+        elif message.startswith("validate step:"):
+            self._validate(time, mark, message)
+        elif message.startswith("Training completed"):
+            self._end_save(time)
+            self.completed_at = (time, mark)
+        elif message.startswith("Checkpointer "):
+            # A thread of its own deletes old checkpoints: no sign that a save is over.
+            self.step_dirs.update(int(n) for n in re.findall(r"/step-(\d+)", message))
+        else:
+            self._end_save(time)
+            self._about(time, mark, message)
+
+    def _about(self, time: int, mark: Mark, message: str) -> None:
+        """Settings that the trainer prints while it starts, and the begin of an evaluation."""
+        attempt = self.attempt
+        if message.startswith("Building device mesh"):
+            mesh = {k: int(v) for k, v in _MESH.findall(message)}
+            size = math.prod(v for k, v in mesh.items() if k != "ep")
+            self.meshed = True
+            if size > 0:
+                attempt.world_size = size
+                attempt.config["mesh"] = mesh
+                attempt.claim("world_size", mark)
+        elif match := _SIZES.search(message):
+            keys = ("local_batch", "global_batch", "accumulation", "seq_len", "steps")
+            attempt.config.update(zip(keys, map(number, match.groups()), strict=True))
+            attempt.claim("tokens_per_step", mark)
+        elif match := _GPU.match(message):
+            attempt.gpu_type, self.clock = match.group(1), time
+            attempt.claim("gpu_type", mark)
+        elif match := _FOLDER.search(message):
+            attempt.folder = match.group(1)
+            attempt.claim("folder", mark)
+        elif message.startswith("torchtitan version: "):
+            attempt.config["torchtitan"] = message.split()[2]
+        elif message.startswith("Preparing ") and "validation" in message and self.anchor:
+            self.eval_from = time
+
+    def step(
+        self, time: int, step: int, line: int, values: tuple[float, float, float]
+    ) -> str | None:
+        """A step line with loss, gradient norm and rate. Returns what is odd about it, once a kind."""
+        self._end_save(None)
+        if self.anchor is None:
+            self.anchor, self.anchor_step, self.clock = time, step, time
+            if self.attempt.first_step is None:
+                self.attempt.first_step = step + 1
+            return self._odd("the log begins inside the training: this step's begin is not in it")
+        count = step - self.anchor_step
+        if count <= 0 or time < self.anchor:
+            return self._odd(
+                f"step {step} after {self.anchor_step} without a sign of a restart: not counted"
+            )
+        rows = self.attempt.steps
+        spent = {"save": -1, "eval": -1}
+        for span in self.in_step:
+            span.in_step = True
+            if span.end is not None and span.name in spent:
+                spent[span.name] = max(spent[span.name], 0) + span.end - span.start
+        self.in_step.clear()
+        rows.step.append(step)
+        rows.count.append(count)
+        rows.start.append(self.anchor)
+        rows.dur.append(time - self.anchor)
+        rows.line.append(line)
+        rows.overhead.append(self.overhead)
+        rows.save.append(spent["save"])
+        rows.eval.append(spent["eval"])
+        rows.loss.append(values[0])
+        rows.grad_norm.append(values[1])
+        rows.rate.append(values[2])
+        rows.rate_ns.append(time - self.clock if self.clock is not None else -1)
+        self.per_step = max(1, (time - self.anchor) // count)
+        self.anchor, self.anchor_step, self.clock, self.overhead = time, step, time, -1
+        self.eval_from = None
+        return None
+
+    def step_marks(self, mark: Mark, step: int) -> None:
+        """Remember the last step line; the first one is written down at once."""
+        if self.last_step_mark is None:
+            self.attempt.claim("first_step", mark, step)
+        self.last_step_mark = (step, mark)
+
+    def _odd(self, what: str) -> str | None:
+        kind = re.sub(r"\d+", "#", what)
+        if kind in self.oddities:
+            return None
+        self.oddities.add(kind)
+        return what
+
+    def _gc(self, message: str) -> None:
+        took = _TOOK.search(message)
+        if took and "periodic" in message and self.anchor is not None:
+            self.overhead = max(self.overhead, 0) + round(float(took.group(1)) * SECOND)
+
+    def _training(self, time: int, mark: Mark, message: str) -> None:
+        first = number(message.rsplit(maxsplit=1)[-1])
+        if first is None:
+            return
+        self._end_load(time, "")
+        begin = self.first_talk if self.first_talk is not None else self.attempt.start
+        loads = [s for s in self.attempt.spans if s.name == "load"]
+        built = loads[0].start if loads else time
+        if built > begin:
+            self.attempt.spans.append(Span("model", begin, built))
+        self.attempt.first_step = first
+        self.attempt.claim("resumed_from", mark, first - 1)
+        self.anchor, self.anchor_step = time, first - 1
+
+    # -- checkpoints and evaluation ----------------------------------------------------
+
+    def _aside(self, span: Span) -> None:
+        """Put a span between steps or inside one, by where it begins."""
+        self.attempt.spans.append(span)
+        if self.anchor is None or span.end is None:
+            return
+        if span.start - self.anchor <= max(SECOND // 20, self.per_step // 4):
+            self.anchor = span.end
+        else:
+            self.in_step.append(span)
+
+    def _save(self, time: int, mark: Mark) -> None:
+        low = self.anchor_step
+        step: int | None = low
+        bounds = None
+        if self.anchor is not None and time - self.anchor > max(SECOND // 20, self.per_step // 4):
+            step, bounds = None, (low, low + max(1, -(-(time - self.anchor) // self.per_step)))
+        ckpt = Checkpoint("save", time, mark, step, bounds, path=self._path(step))
+        self.attempt.checkpoints.append(ckpt)
+        self.attempt.claim("save", mark, step)
+        self.open_save = (ckpt, Span("save", time, None, step))
+
+    def _last_save(self, message: str) -> None:
+        step = number(message.rstrip(".").rsplit(maxsplit=1)[-1])
+        if self.open_save and step is not None:
+            ckpt, span = self.open_save
+            ckpt.step, ckpt.step_range, ckpt.path = step, None, self._path(step)
+            span.step = step
+
+    def _end_save(self, time: int | None, message: str = "") -> None:
+        """The open save is over: its own line says so, or a line that comes after it.
+
+        ``time`` None: a step line follows, so the save is over, but when is not known.
+        """
+        if self.open_save is None:
+            return
+        ckpt, span = self.open_save
+        self.open_save = None
+        took = _TOOK.search(message)
+        ckpt.ok = True
+        if time is None:
+            self.attempt.spans.append(span)
+            return
+        ckpt.end = span.end = time
+        ckpt.dur = round(float(took.group(1)) * SECOND) if took else time - ckpt.start
+        span.attrs["from"] = "the log's seconds" if took else "its neighbours in the log"
+        self._aside(span)
+
+    def _load(self, time: int, mark: Mark, message: str) -> None:
+        path = message.removeprefix("Loading the checkpoint from ").rstrip(".")
+        found = _STEP_DIR.search(path)
+        step = int(found.group(1)) if found else None
+        if found:
+            self.step_dirs.add(int(found.group(1)))
+        folder = self.attempt.folder
+        attrs: dict[str, Any] = {"path": path}
+        if folder is not None and not inside(path, folder):
+            # Another run's checkpoint: its number says nothing about this run's steps.
+            attrs |= {"outside": True, "path_step": step}
+            step = None
+        self.attempt.loaded = path
+        ckpt = Checkpoint("load", time, mark, step, path=path)
+        self.attempt.checkpoints.append(ckpt)
+        self.attempt.claim("load", mark, step)
+        self.open_load = (ckpt, Span("load", time, None, step, attrs=attrs))
+        self.attempt.spans.append(self.open_load[1])
+
+    def _end_load(self, time: int, message: str) -> None:
+        if self.open_load is None:
+            return
+        ckpt, span = self.open_load
+        self.open_load = None
+        took = _TOOK.search(message)
+        ckpt.end = span.end = time
+        ckpt.ok = True
+        ckpt.dur = round(float(took.group(1)) * SECOND) if took else time - ckpt.start
+
+    def _validate(self, time: int, mark: Mark, message: str) -> None:
+        """An evaluation ends here; it began where the log says, else at the anchor."""
+        self._end_save(time)
+        found = _VALIDATE.match(message)
+        step = number(found.group(1)) if found else None
+        self.attempt.claim("eval", mark, step)
+        self.clock = time  # torchtitan sets its throughput counter back here
+        if self.anchor is not None and (self.anchor_step == step or self.eval_from is not None):
+            begin = self.anchor if self.anchor_step == step else self.eval_from
+            self._aside(Span("eval", begin or self.anchor, time, step))
+        else:
+            self.attempt.events.append(
+                Event(time, "note", step, {"text": "evaluation, begin not known"})
+            )
+        self.eval_from = None
+
+    def _path(self, step: int | None) -> str | None:
+        folder = self.attempt.folder
+        return f"{folder}/step-{step}" if folder and step is not None else None
