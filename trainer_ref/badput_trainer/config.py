@@ -1,0 +1,176 @@
+"""The settings of one run: checked once, frozen, and carried as JSON to every stage.
+
+``TrainConfig.hash`` covers what decides the weights after a given number of steps, and
+nothing else: a checkpoint may be continued for more steps, with another schedule or
+another checkpoint interval, but never with another model, text, batch or learning rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from badput_trainer import faults
+from badput_trainer.schedule import SCHEDULES
+
+VOCABULARY = 256
+"""The model reads bytes."""
+
+
+class ConfigError(ValueError):
+    """A setting cannot work; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of the byte-level GPT."""
+
+    layers: int = 4
+    width: int = 64
+    heads: int = 4
+    context: int = 64
+    """Tokens in one sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataConfig:
+    """The text and the digest that pins it."""
+
+    path: str | None = None
+    """A file or folder; None is the standard library's own sources."""
+    sha256: str = ""
+    """Digest of the whole text, filled in by the launcher and checked by every stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Everything that a stage process needs to know. Raises ConfigError if it cannot work."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    name: str = "train"
+    run: str | None = None
+    """The run folder that badput records into; None records nothing."""
+    checkpoint_dir: str = "checkpoints"
+    stages: int = 2
+    steps: int = 200
+    microbatches: int = 4
+    microbatch: int = 4
+    """Sequences in one microbatch."""
+    schedule: str = "1f1b"
+    seed: int = 0
+    lr: float = 3e-3
+    weight_decay: float = 0.1
+    checkpoint_every: int = 50
+    """Steps between checkpoints; 0 saves none."""
+    keep: int = 3
+    """Checkpoints that each stage keeps."""
+    eval_every: int = 0
+    log_every: int = 10
+    faults: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check every value and every pair of values that must fit together."""
+        self._check_ranges()
+        if self.schedule not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
+            raise ConfigError(f"--schedule {self.schedule} is unknown; it is one of {known}.")
+        if self.model.width % self.model.heads:
+            raise ConfigError(
+                f"--width {self.model.width} cannot be divided among --heads {self.model.heads}; "
+                f"choose a multiple of it."
+            )
+        if self.stages > self.model.layers:
+            raise ConfigError(
+                f"--stages {self.stages} needs at least {self.stages} layers, "
+                f"one for each stage; --layers is {self.model.layers}."
+            )
+        self._check_faults()
+
+    def _check_ranges(self) -> None:
+        least = {
+            "layers": (self.model.layers, 1),
+            "width": (self.model.width, 1),
+            "heads": (self.model.heads, 1),
+            "context": (self.model.context, 1),
+            "stages": (self.stages, 1),
+            "steps": (self.steps, 1),
+            "microbatches": (self.microbatches, 1),
+            "microbatch": (self.microbatch, 1),
+            "seed": (self.seed, 0),
+            "checkpoint-every": (self.checkpoint_every, 0),
+            "keep": (self.keep, 3),
+            "eval-every": (self.eval_every, 0),
+            "log-every": (self.log_every, 1),
+        }
+        for name, (value, low) in least.items():
+            if value < low:
+                raise ConfigError(f"--{name} must be at least {low}, not {value}.")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ConfigError(f"--lr must be a positive number, not {self.lr}.")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ConfigError(
+                f"--weight-decay must not be negative, but it is {self.weight_decay}."
+            )
+
+    def _check_faults(self) -> None:
+        for text in self.faults:
+            try:
+                fault = faults.parse(text)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            if fault.rank >= self.stages:
+                raise ConfigError(
+                    f"--fault {text} names rank {fault.rank}, "
+                    f"but {self.stages} stages are ranks 0 to {self.stages - 1}."
+                )
+            last = self.steps * self.microbatches
+            if fault.microbatch > last:
+                raise ConfigError(
+                    f"--fault {text} would never fire: the run has {last} microbatches "
+                    f"({self.steps} steps of {self.microbatches})."
+                )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step sees."""
+        return self.microbatches * self.microbatch * self.model.context
+
+    @property
+    def hash(self) -> str:
+        """Digest of what decides the weights after n steps, in hexadecimal."""
+        decisive = {
+            "model": dataclasses.asdict(self.model),
+            "text": self.data.sha256,
+            "stages": self.stages,
+            "microbatches": self.microbatches,
+            "microbatch": self.microbatch,
+            "seed": self.seed,
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+        }
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+    def described(self) -> dict[str, Any]:
+        """The settings as badput keeps them with the run."""
+        out = dataclasses.asdict(self)
+        for where_it_lies in ("name", "run", "checkpoint_dir"):
+            del out[where_it_lies]
+        return {**out, "tokens_per_step": self.tokens_per_step, "config_hash": self.hash}
+
+    def to_json(self) -> str:
+        """The whole configuration, for a stage process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> TrainConfig:
+        """The inverse of ``to_json``."""
+        raw = json.loads(text)
+        raw["model"] = ModelConfig(**raw["model"])
+        raw["data"] = DataConfig(**raw["data"])
+        raw["faults"] = tuple(raw["faults"])
+        return cls(**raw)

@@ -1,0 +1,260 @@
+"""The process of one stage: ``python -m badput_trainer.worker CONFIG_JSON``.
+
+The launcher (``badput_trainer.train``) starts one for each stage and hands identity over
+by the environment variables that torchrun uses. It shows how a training script uses
+badput: everything that takes time has a span, and the loop has a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+import badput
+from badput_trainer import checkpoint, data, faults
+from badput_trainer.config import TrainConfig
+from badput_trainer.schedule import SCHEDULES
+from badput_trainer.stage import EVAL_MICROBATCHES, Link, PeerLostError, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from torch import Tensor
+
+    Batch = tuple[np.ndarray, np.ndarray]
+
+PARENT = "BADPUT_TRAINER_PARENT"
+"""Environment variable with the launcher's pid: a stage does not outlive its launcher."""
+
+TIMEOUT = timedelta(minutes=10)
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """One stage in training: steps, checkpoints, evaluation."""
+
+    def __init__(self, config: TrainConfig, rank: int) -> None:
+        self.config = config
+        self.rank = rank
+        wounds = [faults.parse(text) for text in config.faults]
+        self.injector = faults.Injector(wounds, rank, config.checkpoint_dir)
+        self.actions = SCHEDULES[config.schedule](rank, config.stages, config.microbatches)
+        self.link = Link(rank, config)
+        with badput.span("rendezvous"):
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+            resume = self._agree_on_checkpoint()
+        with badput.span("model"):
+            self.stage = Stage(config, rank)
+        with badput.span("data_init"):
+            self.corpus = data.load(config.data.path, config.data.sha256, config.model.context)
+        if resume:
+            folder = config.checkpoint_dir
+            path = str(checkpoint.step_folder(folder, resume))
+            with badput.span("load", step=resume, path=path):
+                self.stage.load(checkpoint.load(folder, step=resume, stage=rank))
+        if self.stage.last:
+            _say(f"starting at step {resume + 1} of {config.steps}")
+
+    def train(self) -> None:
+        """All steps that are left."""
+        began, printed = time.perf_counter(), self.stage.steps
+        for step, batch in badput.data(self._batches()):
+            loss = self.step(step, batch)
+            if self.stage.last and step % self.config.log_every == 0:
+                ms = 1000 * (time.perf_counter() - began) / (step - printed)
+                _say(f"step {step:>6}  loss {loss:.4f}  {ms:.0f} ms/step")
+                began, printed = time.perf_counter(), step
+            self._after(step)
+
+    def step(self, step: int, batch: Batch) -> float | None:
+        """One step: every pass that the schedule lists, then the optimizer.
+
+        Returns the mean loss over the batch on the last stage, None on the others.
+        """
+        m = self.config.microbatches
+        with badput.step(number=step, tokens=self.config.tokens_per_step) as record:
+            self.link.expect(step, range(m))
+            losses: list[float] = []
+            for action in self.actions:
+                k = action.microbatch
+                if action.kind == "F":
+                    losses += self._forward(step, k, batch)
+                else:
+                    self._backward(step, k)
+            with badput.span("send"):
+                # Only sends of earlier steps are waited for: those of this one are still
+                # wanted by neighbours that are behind.
+                self.link.settle(m)
+            with badput.span("optimizer"):
+                norm = self.stage.update(step)
+            loss = sum(losses) / m if losses else None
+            record.log(loss=loss, grad_norm=norm, applied=True)
+        return loss
+
+    def finish(self) -> str:
+        """Wait for the others; returns the digests of all stages, a line each."""
+        self.link.settle()
+        digests: list[str | None] = [None] * self.config.stages
+        dist.all_gather_object(digests, self.stage.digest())
+        dist.destroy_process_group()
+        return "\n".join(f"stage {r} weights sha256 {d}" for r, d in enumerate(digests))
+
+    def _forward(self, step: int, k: int, batch: Batch) -> list[float]:
+        number = (step - 1) * self.config.microbatches + k + 1
+        self.injector.before(number)
+        inputs, targets = self._ends(batch, k)
+        if inputs is None:
+            with badput.span("wait_activation"):
+                inputs = self.link.activation(step, k)
+        with badput.span("forward"), self.injector.slowed(number):
+            output = self.stage.forward(step, k, inputs, targets)
+        if self.stage.last:
+            return [output.item()]
+        with badput.span("send"):
+            self.link.send_activation(step, k, output)
+        return []
+
+    def _backward(self, step: int, k: int) -> None:
+        number = (step - 1) * self.config.microbatches + k + 1
+        gradient = None
+        if not self.stage.last:
+            with badput.span("wait_gradient"):
+                gradient = self.link.gradient(step, k)
+        with badput.span("backward"), self.injector.slowed(number):
+            upstream = self.stage.backward(step, k, gradient)
+        if upstream is not None:
+            with badput.span("send"):
+                self.link.send_gradient(step, k, upstream)
+
+    def _after(self, step: int) -> None:
+        """What is due between this step and the next."""
+        config = self.config
+        last = step == config.steps
+        if config.eval_every and (last or step % config.eval_every == 0):
+            with badput.span("eval") as span:
+                loss = self._evaluate(step)
+                span.set(loss=loss)
+            if loss is not None:
+                _say(f"step {step:>6}  validation loss {loss:.4f}")
+        if config.checkpoint_every and (last or step % config.checkpoint_every == 0):
+            folder = config.checkpoint_dir
+            path = str(checkpoint.step_folder(folder, step))
+            with badput.span("save", step=step, path=path) as span:
+                state = self.stage.state()
+                size = checkpoint.save(
+                    folder, step=step, stage=self.rank, config_hash=config.hash, state=state
+                )
+                span.set(bytes=size)
+            checkpoint.prune(folder, stage=self.rank, keep=config.keep)
+
+    def _evaluate(self, step: int) -> float | None:
+        """Mean loss over a fixed set of validation sequences; None on all but the last stage."""
+        first = self.config.microbatches
+        self.link.expect(step, range(first, first + EVAL_MICROBATCHES), gradients=False)
+        batch = self._batch(self.corpus.validation, 0, EVAL_MICROBATCHES)
+        losses: list[float] = []
+        for k in range(EVAL_MICROBATCHES):
+            inputs, targets = self._ends(batch, k)
+            if inputs is None:
+                inputs = self.link.activation(step, first + k)
+            output = self.stage.evaluate(inputs, targets)
+            if self.stage.last:
+                losses.append(output.item())
+            else:
+                self.link.send_activation(step, first + k, output)
+        return sum(losses) / len(losses) if losses else None
+
+    def _batches(self) -> Iterator[tuple[int, Batch]]:
+        """The steps that are left with their data; the same whether or not it restarted."""
+        for step in range(self.stage.steps + 1, self.config.steps + 1):
+            yield step, self._batch(self.corpus.train, step, self.config.microbatches)
+
+    def _batch(self, part: np.ndarray, step: int, microbatches: int) -> Batch:
+        sequences = microbatches * self.config.microbatch
+        context = self.config.model.context
+        return data.batch(
+            part, seed=self.config.seed, step=step, sequences=sequences, context=context
+        )
+
+    def _ends(self, batch: Batch, k: int) -> tuple[Tensor | None, Tensor | None]:
+        """Microbatch ``k`` as this stage needs it: inputs if first, targets if last."""
+        rows = slice(k * self.config.microbatch, (k + 1) * self.config.microbatch)
+        inputs = torch.from_numpy(batch[0][rows]) if self.stage.first else None
+        targets = torch.from_numpy(batch[1][rows]) if self.stage.last else None
+        return inputs, targets
+
+    def _agree_on_checkpoint(self) -> int:
+        """The newest step that all stages can load; 0 if there is none."""
+        config = self.config
+        mine = checkpoint.usable_steps(
+            config.checkpoint_dir, stage=self.rank, config_hash=config.hash
+        )
+        steps_of_stages: list[list[int]] = [[] for _ in range(config.stages)]
+        dist.all_gather_object(steps_of_stages, mine)
+        return checkpoint.newest_common(steps_of_stages)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train one stage. Returns 0, or 1 after a failure that is said in one line."""
+    config = TrainConfig.from_json(argv[0])
+    rank = int(os.environ["RANK"])
+    if not _tied_to_launcher():
+        return 1
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if config.run is not None:
+        badput.init(
+            config.run,
+            name=config.name,
+            stage=rank,
+            stages=config.stages,
+            microbatches=config.microbatches,
+            schedule=config.schedule,
+            config=config.described(),
+        )
+    try:
+        worker = Worker(config, rank)
+        worker.train()
+        digests = worker.finish()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
+        badput.event("failure", what=f"rank {rank}: {error}", signature=type(error).__name__)
+        if not isinstance(error, (PeerLostError, faults.InjectedError, data.DataError, OSError)):
+            traceback.print_exc()
+        print(f"badput train: rank {rank}: {error}", file=sys.stderr, flush=True)
+        # Without a tidy end: the transport's threads may wait for a peer that is gone.
+        os._exit(1)
+    badput.event("complete")
+    badput.close()
+    if rank == 0:
+        _say(digests)
+    return 0
+
+
+def _tied_to_launcher() -> bool:
+    """Ask the kernel to kill this process with its launcher; False if that is gone already."""
+    parent = os.environ.get(PARENT)
+    if parent is None:
+        return True  # started by hand
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == int(parent)
+
+
+def _say(line: str) -> None:
+    # Whoever read our output may be gone; that is no reason to stop training.
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
