@@ -1,3 +1,243 @@
-"""badput books every GPU-second of a training run exactly once, and prices it."""
+"""badput books every GPU-second of a training run exactly once, and prices it.
+
+This module is what a training script imports. It is light: everything else is loaded when
+``init`` is called, and before that (or with BADPUT_DISABLE=1) every function does nothing.
+No function raises an error of badput's own into the program.
+"""
+
+from __future__ import annotations
+
+import os
 
 __version__ = "0.1.0"
+__all__ = ["close", "data", "event", "init", "span", "step"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, TypeVar
+
+    from badput.recorder import Recorder
+    from badput.spans import Span
+    from badput.steps import Step
+
+    T = TypeVar("T")
+
+
+class Nothing:
+    """Step and span before ``init``: a context manager that does nothing."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def log(self, **_: object) -> None:
+        """Do nothing."""
+
+    def set(self, **_: object) -> None:
+        """Do nothing."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Nothing, ())
+
+
+_NOTHING = Nothing()
+_recorder: Recorder | None = None
+_step: Step | None = None
+_fork_hook = False
+
+
+def init(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    flops: float | tuple[str, dict[str, Any]] | dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    role: str = "rank",
+    stage: int | None = None,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    schedule: str | None = None,
+    replica: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> None:
+    """Begin recording this process into the run folder ``path`` (or BADPUT_DIR).
+
+    With neither, or with BADPUT_DISABLE=1, everything stays a no-op. ``flops``: FLOPs a token,
+    or a formula id with its inputs. ``role``: ``rank``, or ``launcher`` for an outer loop that
+    starts ranks. Rank and world come from the launcher's environment unless given.
+    """
+    global _recorder, _step  # noqa: PLW0603 - one probe a process
+    if os.environ.get("BADPUT_DISABLE") == "1":
+        return
+    from badput import guard
+
+    try:
+        if _recorder is not None:
+            guard.say("init", "init() again is ignored; call close() first to begin anew")
+            return
+        from badput import session
+
+        guard.reset()
+        guard.on_switch_off(_switch_off)
+        given = {
+            "name": name, "flops": flops, "config": config, "role": role, "stage": stage,
+            "stages": stages, "microbatches": microbatches, "schedule": schedule,
+            "replica": replica, "rank": rank, "world_size": world_size,
+        }  # fmt: skip
+        _recorder = session.start(path, given)
+        if _recorder is not None:
+            _step = _recorder.step
+            _watch_forks()
+    except Exception as error:  # noqa: BLE001 - guard
+        guard.fail("init", error)
+
+
+def step(
+    *,
+    number: int | None = None,
+    tokens: int | None = None,
+    samples: int | None = None,
+    padding: int | None = None,
+    source: str | None = None,
+    committed: bool | None = None,
+) -> Step | Nothing:
+    """One training step, as a context manager with ``log``.
+
+    ``number`` counts from 1 and goes on from the last step unless given. ``tokens`` and
+    ``samples`` are those of this rank's data replica, ``padding`` the tokens among them that
+    are padding. The object is used again for the next step: do not keep it.
+    """
+    current = _step
+    if current is None:
+        return _NOTHING
+    try:
+        if current.open:
+            return _nested()
+        current.wanted = number
+        current.tokens = tokens
+        current.samples = samples
+        current.padding = padding
+        current.flags = current.source = 0
+        if not (
+            (tokens is None or type(tokens) is int)
+            and number is samples is padding is source is committed is None
+        ):
+            current.take(number, tokens, samples, padding, source, committed)
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("step", error)
+    return current
+
+
+def span(name: str, **attrs: Any) -> Span | Nothing:
+    """A named interval, as a context manager with ``set``.
+
+    Inside a step it adds to the step's time by category; outside it gets a row of its own.
+    ``save`` and ``load`` take ``step=`` (the last one contained), ``path=``, ``bytes=`` and
+    ``durable=``.
+    """
+    recorder = _recorder
+    if recorder is None:
+        return _NOTHING
+    try:
+        from badput.spans import Span
+
+        return Span(recorder, str(name), attrs)
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("span", error)
+        return _NOTHING
+
+
+def data(iterable: Iterable[T]) -> Iterable[T]:
+    """``iterable``, with the time spent waiting for its items measured."""
+    recorder = _recorder
+    if recorder is None:
+        return iterable
+    try:
+        from badput.spans import Data
+
+        return Data(recorder, iterable)
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("data", error)
+        return iterable
+
+
+def event(kind: str, **attrs: Any) -> None:
+    """Record that something happened now: ``note``, ``failure``, ``complete``, ``rewind``, ...
+
+    ``rewind`` with ``to_step=N`` declares a rollback; the next step is then N + 1.
+    """
+    recorder = _recorder
+    if recorder is None:
+        return
+    try:
+        recorder.event(str(kind), attrs)
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("event", error)
+
+
+def close(timeout: float = 2.0) -> None:
+    """Say that this process is done, and wait up to ``timeout`` s (5 at most) for the collector.
+
+    Not needed: what was recorded is safe either way. Call it in a ``finally`` and the books
+    know whether an exception was on its way.
+    """
+    global _recorder, _step  # noqa: PLW0603 - one probe a process
+    recorder = _recorder
+    if recorder is None:
+        return
+    _recorder = _step = None
+    try:
+        from badput import session
+
+        session.stop(recorder, float(timeout))
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("close", error)
+
+
+def _nested() -> Nothing:
+    from badput import guard
+
+    guard.say("nested step", "a step inside a step is ignored")
+    return _NOTHING
+
+
+def _fail(kind: str, error: Exception) -> None:
+    from badput import guard
+
+    guard.fail(kind, error)
+
+
+def _switch_off() -> None:
+    global _recorder, _step  # noqa: PLW0603 - one probe a process
+    recorder = _recorder
+    _recorder = _step = None
+    if recorder is not None:
+        recorder.spool.retire()
+
+
+def _watch_forks() -> None:
+    global _fork_hook  # noqa: PLW0603 - one probe a process
+    if not _fork_hook:
+        _fork_hook = True
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    """A forked child records nothing until it calls ``init`` itself."""
+    global _recorder, _step  # noqa: PLW0603 - one probe a process
+    recorder = _recorder
+    _recorder = _step = None
+    if recorder is None:
+        return
+    try:
+        from badput import session
+
+        session.after_fork(recorder)
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("fork", error)

@@ -1,0 +1,128 @@
+"""``badput collect``: turn spools that were left behind into Parquet parts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from badput.drain import Drain
+
+_DESCRIPTION = """\
+Turn spools that were left behind into Parquet parts.
+
+A spool is what a training process recorded and no collector has put into its run folder yet:
+after the whole container or node session was torn down, or when no collector could be
+started. SPOOL_DIR is the spool root (by default badput-<uid> in the folder for temporary
+files) or one spool below it. Spools of processes that still live are drained and kept;
+finished ones are removed afterwards."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; exit code 0 fine, 1 something could not be drained, 2 bad input."""
+    parser = argparse.ArgumentParser(
+        prog="badput collect",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("spool_dir", metavar="SPOOL_DIR", help="spool root, or one spool")
+    parser.add_argument(
+        "--into", metavar="RUN", help="write here instead of the run folder that each spool names"
+    )
+    args = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    folder = Path(args.spool_dir)
+    problem = _problem(folder)
+    if problem:
+        print(f"badput collect: {problem}", file=sys.stderr)
+        return 2
+    spools = [folder] if (folder / "facts.json").exists() else _spools(folder)
+    if not spools:
+        print(f"badput collect: no spools in {folder}; nothing to do")
+        return 0
+    outcomes = [_collect(spool, args.into) for spool in spools]
+    return 0 if all(outcomes) else 1
+
+
+def _problem(folder: Path) -> str | None:
+    try:
+        if not folder.exists():
+            return f"{folder} does not exist; give the spool root, such as /tmp/badput-1000"
+        if not folder.is_dir():
+            return f"{folder} is a file; give the folder that holds spools"
+        list(folder.iterdir())
+    except PermissionError:
+        return f"{folder} cannot be read by this user; run it as the user that ran the training"
+    except OSError as error:
+        return f"{folder} cannot be read ({error.strerror})"
+    known = (folder / "facts.json").exists() or (folder / "control").exists()
+    names = [p.name for p in folder.iterdir()]
+    others = [n for n in names if not _is_spool_name(n) and not n.startswith((".", "collector"))]
+    if names and not known and others and not any(map(_is_spool_name, names)):
+        return f"{folder} holds no spools; give the spool root, such as /tmp/badput-1000"
+    return None
+
+
+def _is_spool_name(name: str) -> bool:
+    return len(name) == 16 and all(c in "0123456789abcdef" for c in name)
+
+
+def _spools(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if _is_spool_name(p.name) and p.is_dir())
+
+
+def _collect(path: Path, into: str | None) -> bool:
+    """Drain one spool and say what was done; False if it could not be."""
+    from badput.drain import BusyError, Drain
+    from badput.reader import UnreadableError
+
+    try:
+        drain = Drain(path)
+    except BusyError:
+        print(f"{path.name}: a collector is at work on it; left to it")
+        return True
+    except (UnreadableError, OSError) as error:
+        print(f"badput collect: {path.name}: {error}", file=sys.stderr)
+        return False
+    if into is not None:
+        drain.run = str(Path(into).absolute())
+    try:
+        print(_drain(drain))
+    except OSError as error:
+        reason = error.strerror or error
+        print(
+            f"badput collect: {path.name}: cannot write to {drain.run} ({reason}); the spool is kept",
+            file=sys.stderr,
+        )
+        return False
+    finally:
+        drain.close()
+    return True
+
+
+def _drain(drain: Drain) -> str:
+    from badput import identity
+    from badput.watch import Watch
+
+    facts = drain.facts
+    here = (
+        facts["process"].get("boot_id") == identity.boot_id()
+        and facts.get("pid_namespace") == identity.pid_namespace()
+    )
+    watch = Watch(facts, drain.reader.control_fd(), here)
+    closed = drain.reader.writer()[2]
+    dead = watch.dead()
+    count = drain.drain(writer_dead=dead)
+    text = f"{drain.path.name}: {count} records into {drain.run}"
+    if dead or closed:
+        end = drain.finish(watch.status(), time.time_ns())
+        drain.remove()
+        text += f"; the process ended ({end['reason']}) in phase {end['phase']}"
+    else:
+        text += f"; pid {facts['process']['pid']} still runs, its spool stays"
+    watch.close()
+    return f"{text}; {len(drain.written)} parts written"

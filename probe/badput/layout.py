@@ -1,0 +1,89 @@
+"""The bytes of a spool: what the recorder writes and the collector reads.
+
+A spool is a folder of its own for each process incarnation, on a node-local disk::
+
+    ROOT/<process_id as 16 hex digits>/
+        facts.json     who the process is (written before the folder gets its name)
+        control        one page: counters, and the state slot rewritten while training
+        seg-00000000   segments of append-only records, 1 MiB each
+        ack.json       what the reader has put into Parquet for good
+
+Every record carries its type, size, sequence number and a crc32, and is written with one
+copy. Integers are little-endian; times are nanoseconds of CLOCK_MONOTONIC, which all
+processes of a node share. Mixed versions on one machine are normal: a reader skips types
+that it does not know and refuses a format version above its own.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+FORMAT_VERSION = 1
+"""Version of everything in this module; raised when an older reader would go wrong."""
+
+# -- control page ---------------------------------------------------------------------------
+CONTROL_SIZE = 4096
+CONTROL_MAGIC = b"BADPUTC1"
+CONTROL_HEAD = Struct("<8sIIQ")  # magic, format version, segment size, process id
+WRITER_AT = 64
+WRITER = Struct("<QQQ")  # segment being written, records dropped, closed (0 or 1)
+READER_AT = 128
+READER = Struct("<QQQ")  # first segment not yet drained, next sequence number, ended (0 or 1)
+SLOT_AT = 256
+SLOT_STRIDE = 64
+SLOT = Struct("<QqQQQ")  # version, step, phase id, since (monotonic ns), version again
+"""Two state slots take turns. A slot whose two versions differ was torn by a kill; the
+other one then still holds the state before it."""
+
+# -- segments -------------------------------------------------------------------------------
+SEGMENT_SIZE = 1 << 20
+MAX_SEGMENTS = 128
+"""Segments that may wait for the reader: 128 MiB, 10 s at 50,000 steps a second."""
+SEGMENT_MAGIC = b"BADPUTS1"
+SEGMENT_HEAD = Struct("<8sIIQQ")  # magic, format version, size, process id, index
+SEGMENT_START = 64
+SEGMENT_END = SEGMENT_SIZE - 64
+"""No record reaches past this; the rest holds the mark that the segment is full."""
+
+# -- records --------------------------------------------------------------------------------
+HEAD = Struct("<HHIQ")  # type, flags, size with everything, sequence number
+CRC = Struct("<I")
+
+STEP, NAME, SPAN_BEGIN, SPAN, EVENT, CLOSE, FULL = 1, 2, 3, 4, 5, 6, 7
+"""Record types; 0 is a place not written yet. FULL says: go on in the next segment."""
+
+STEP_SIZE = 256
+STEP_BODY = Struct("<HHIQqQQQqqqddII")
+"""Head, then step, start, dur, pre_data, tokens, samples, padding, loss, grad_norm, source id,
+spare. Counts that are not known are -1; the flags say which of the others are known."""
+STEP_USED = STEP_BODY.size
+ACC_AT = 112
+ACC = Struct("<15Q")
+"""Nanoseconds by category, in the order of schema.STEP_CATEGORIES; ACC_NULL: never used."""
+ACC_NULL = (1 << 64) - 1
+ACC_END = ACC_AT + ACC.size
+STEP_CRC_AT = STEP_SIZE - CRC.size
+
+HAS_LOSS, HAS_GRAD_NORM, HAS_ACC = 1, 2, 4
+APPLIED_KNOWN, APPLIED, COMMITTED_KNOWN, COMMITTED = 8, 16, 32, 64
+"""Flags of a step record. Without HAS_ACC the accumulators are not written, and the crc
+covers only the first STEP_USED bytes."""
+
+# -- phases of the state slot ---------------------------------------------------------------
+PHASE_UNKNOWN, PHASE_INIT, PHASE_LOOP, PHASE_STEP = 0, 1, 2, 3
+FIXED_PHASES = ("unknown", "init", "loop", "step")
+PHASE_CATEGORY = 16
+"""Phase id of the first step category; the others follow in order."""
+FIRST_NAME = 64
+"""Ids from here on are names that the stream itself defines (NAME records)."""
+MAX_NAMES = 4096
+
+
+def spool_name(process_id: int) -> str:
+    """Folder name of a process's spool."""
+    return f"{process_id:016x}"
+
+
+def segment_name(index: int) -> str:
+    """File name of a segment."""
+    return f"seg-{index:08d}"

@@ -1,0 +1,237 @@
+"""The reader's side of a spool: only whole records, in order, each one once.
+
+A record counts when its crc is right and its number is the next one. Anything else at the
+end is a record being written, and is looked at again later; it is given up only when the
+writer is dead or has gone on to the next segment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from badput import layout as lo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ACK = "ack.json"
+
+
+class UnreadableError(Exception):
+    """A spool that cannot be read; the message is a sentence for the user."""
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a spool is in Parquet for good, and what must be remembered for the rest."""
+
+    segment: int = 0
+    offset: int = lo.SEGMENT_START
+    seq: int = 0
+    records: int = 0
+    damaged: int = 0
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    """Names that the stream has defined so far, by id."""
+    open: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Begin records of spans that have not ended, by sequence number."""
+    last_step: list[int] | None = None
+    """Number, start and end (monotonic ns) of the last finished step."""
+    last_sign: int = 0
+    """Newest monotonic ns seen in a record."""
+    first_step: bool = False
+    close: dict[str, Any] | None = None
+    uncaught: bool = False
+    dropped: int = 0
+    """Dropped records that an event has told so far."""
+    end: dict[str, Any] | None = None
+    """The end event, decided but perhaps not yet written."""
+
+    def copy(self) -> Position:
+        """A copy that can be moved on without touching this one."""
+        return Position(**json.loads(json.dumps(asdict(self))))
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records read in one go: steps unpacked, rare ones decoded."""
+
+    first_seq: int
+    steps: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    """lo.STEP_BODY's fields, then a tuple of accumulators or None."""
+    rare: list[tuple[int, int, dict[str, Any]]] = field(
+        default_factory=list[tuple[int, int, dict[str, Any]]]
+    )
+    """Type, sequence number and payload."""
+    count: int = 0
+    stuck: bool = False
+    """True if a bad record, not the end of what was written, stopped the reading."""
+
+
+class SpoolReader:
+    """Reads one spool folder. Raises UnreadableError where it is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.facts = self._load_facts()
+        self.process_id = int(self.facts["process"]["process_id"])
+        self._control_fd = os.open(path / "control", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        head = os.pread(self._control_fd, lo.CONTROL_HEAD.size, 0)
+        if len(head) < lo.CONTROL_HEAD.size or head[:8] != lo.CONTROL_MAGIC:
+            os.close(self._control_fd)
+            raise UnreadableError(f"{path}/control is not the control page of a spool")
+
+    def _load_facts(self) -> dict[str, Any]:
+        try:
+            facts = json.loads((self.path / "facts.json").read_text(encoding="utf-8"))
+            version = int(facts["format"])
+            _ = facts["process"]["process_id"], facts["run"], facts["anchor_mono_ns"]
+        except OSError as error:
+            raise UnreadableError(
+                f"{self.path} has no readable facts.json ({error.strerror})"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnreadableError(f"{self.path}/facts.json is not that of a spool") from error
+        if version > lo.FORMAT_VERSION:
+            raise UnreadableError(
+                f"{self.path} has spool format {version}, newer than {lo.FORMAT_VERSION}: update badput"
+            )
+        return facts
+
+    def close(self) -> None:
+        """Give the control page back."""
+        os.close(self._control_fd)
+
+    def control_fd(self) -> int:
+        """Descriptor of the control page, for asking whether its writer lives."""
+        return self._control_fd
+
+    # -- counters ---------------------------------------------------------------------------
+    def writer(self) -> tuple[int, int, bool]:
+        """Segment being written, records dropped, closed."""
+        page = os.pread(self._control_fd, lo.WRITER.size, lo.WRITER_AT)
+        segment, dropped, closed = lo.WRITER.unpack(page)
+        return segment, dropped, bool(closed)
+
+    def acknowledge(self, segment: int, seq: int, ended: bool) -> None:
+        """Tell the writer that segments before ``segment`` are free, and whether all is done."""
+        os.pwrite(self._control_fd, lo.READER.pack(segment, seq, int(ended)), lo.READER_AT)
+
+    def slot(self) -> tuple[int, int, int] | None:
+        """The state slot: step, phase id, since (monotonic ns); None if there is no good one."""
+        best: tuple[int, int, int, int] | None = None
+        for turn in (0, 1):
+            page = os.pread(self._control_fd, lo.SLOT.size, lo.SLOT_AT + turn * lo.SLOT_STRIDE)
+            version, step, phase, since, again = lo.SLOT.unpack(page)
+            if version == again and version > 0 and (best is None or version > best[0]):
+                best = (version, step, phase, since)
+        return None if best is None else best[1:]
+
+    # -- the acknowledged position ----------------------------------------------------------
+    def load_position(self) -> Position:
+        """The position saved last; the beginning if there is none."""
+        try:
+            saved = json.loads((self.path / ACK).read_text(encoding="utf-8"))
+            return Position(**saved)
+        except FileNotFoundError:
+            return Position()
+        except (ValueError, TypeError) as error:
+            raise UnreadableError(f"{self.path}/{ACK} is damaged") from error
+
+    def save_position(self, position: Position) -> None:
+        """Save ``position`` for good. Raises OSError."""
+        temp = self.path / f".{ACK}-{os.getpid()}"
+        with open(temp, "w", encoding="utf-8") as handle:
+            json.dump(asdict(position), handle)
+            handle.flush()
+            os.fdatasync(handle.fileno())
+        temp.replace(self.path / ACK)
+
+    # -- records ----------------------------------------------------------------------------
+    def read(self, position: Position, limit: int) -> Batch:
+        """Read at most about ``limit`` records from ``position``, moving it on."""
+        batch = Batch(first_seq=position.seq)
+        while batch.count < limit:
+            data = self._segment(position.segment)
+            if data is None or not self._read_segment(data, position, batch, limit):
+                break
+            position.segment += 1
+            position.offset = lo.SEGMENT_START
+        return batch
+
+    def skip_bad(self, position: Position) -> bool:
+        """Go past a bad record to the next segment; False if there is none."""
+        if not (self.path / lo.segment_name(position.segment + 1)).exists():
+            return False
+        position.segment, position.offset = position.segment + 1, lo.SEGMENT_START
+        position.damaged += 1
+        data = self._segment(position.segment) or b""
+        if len(data) >= lo.SEGMENT_START + lo.HEAD.size:
+            kind, _, _, seq = lo.HEAD.unpack_from(data, lo.SEGMENT_START)
+            if kind and seq > position.seq:
+                position.seq = seq
+        return True
+
+    def _segment(self, index: int) -> bytes | None:
+        try:
+            fd = os.open(
+                self.path / lo.segment_name(index), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+        except FileNotFoundError:
+            return None
+        try:
+            data = os.pread(fd, lo.SEGMENT_SIZE, 0)
+        finally:
+            os.close(fd)
+        return data if data[:8] == lo.SEGMENT_MAGIC else None
+
+    @staticmethod
+    def _read_segment(data: bytes, position: Position, batch: Batch, limit: int) -> bool:
+        """Read on in one segment; True if it is read to its end and the next one follows."""
+        view, offset, seq = memoryview(data), position.offset, position.seq
+        end, crc_size = len(data), lo.CRC.size
+        try:
+            while batch.count < limit and offset + lo.HEAD.size + crc_size <= end:
+                kind, flags, size, number = lo.HEAD.unpack_from(data, offset)
+                if kind == 0:
+                    return False
+                if number != seq or size < lo.HEAD.size + crc_size or offset + size > end:
+                    batch.stuck = True
+                    return False
+                check = size - crc_size
+                covered = check
+                if kind == lo.STEP:
+                    covered = lo.ACC_END if flags & lo.HAS_ACC else lo.STEP_USED
+                (crc,) = lo.CRC.unpack_from(data, offset + check)
+                if crc32(view[offset : offset + covered]) != crc:
+                    batch.stuck = True
+                    return False
+                if kind == lo.FULL:
+                    return True
+                if kind == lo.STEP:
+                    body = lo.STEP_BODY.unpack_from(data, offset)
+                    acc = (
+                        lo.ACC.unpack_from(data, offset + lo.ACC_AT) if flags & lo.HAS_ACC else None
+                    )
+                    batch.steps.append((*body, acc))
+                else:
+                    payload = _payload(data[offset + lo.HEAD.size : offset + check])
+                    batch.rare.append((kind, number, payload))
+                offset += size
+                seq += 1
+                batch.count += 1
+            return False
+        finally:
+            position.offset, position.seq = offset, seq
+
+
+def _payload(data: bytes) -> dict[str, Any]:
+    """The payload of a rare record; an empty one if it makes no sense (it never happens)."""
+    try:
+        payload = json.loads(data)
+    except ValueError:
+        return {}
+    return payload if isinstance(payload, dict) else {}

@@ -1,0 +1,216 @@
+"""From records to the rows of the run folder's tables (collector only: imports pyarrow)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from badput import layout as lo
+from badput.schema import STEP_CATEGORIES, arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from badput.reader import Batch, Position
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+class Clock:
+    """Turns monotonic nanoseconds of one process into nanoseconds since the epoch."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._shift = int(facts["anchor_wall_ns"]) - int(facts["anchor_mono_ns"])
+
+    def wall(self, mono: int) -> int:
+        """Epoch ns of the instant ``mono``."""
+        return mono + self._shift
+
+
+def _text(value: Any) -> str | None:
+    """JSON text of ``value``; None stays None."""
+    return None if value is None else json.dumps(value, sort_keys=True)
+
+
+def first_rows(facts: Mapping[str, Any]) -> Rows:
+    """The rows that a process has before its first record."""
+    run = dict(facts["run_row"])
+    run["flops_inputs"] = _text(run.get("flops_inputs"))
+    run["config"] = _text(facts.get("config"))
+    return {"processes": [dict(facts["process"])], "runs": [run]}
+
+
+def steps_table(batch: Batch, facts: Mapping[str, Any], names: Mapping[str, str]) -> pa.Table:
+    """The batch's steps as a table of the schema's form."""
+    schema = arrow_schema("steps")
+    shift = Clock(facts).wall(0)
+    columns = list(zip(*batch.steps, strict=True))
+    (
+        _,
+        flags,
+        _,
+        seq,
+        step,
+        start,
+        dur,
+        pre,
+        tokens,
+        samples,
+        padding,
+        loss,
+        grad,
+        source,
+        _,
+        acc,
+    ) = columns
+    count = len(seq)
+    process, rank = facts["process"]["process_id"], facts["process"].get("rank") or 0
+    values: dict[str, pa.Array] = {
+        "process_id": pa.repeat(pa.scalar(process, pa.int64()), count),
+        "seq": pa.array(seq, pa.int64()),
+        "rank": pa.repeat(pa.scalar(rank, pa.int32()), count),
+        "step": pa.array(step, pa.int64()),
+        "n_steps": pa.repeat(pa.scalar(1, pa.int32()), count),
+        "start_ns": pa.array([s + shift for s in start], pa.int64()),
+        "dur_ns": pa.array(dur, pa.int64()),
+        "pre_data_ns": _nanoseconds(pre),
+        "tokens": _counts(tokens),
+        "samples": _counts(samples),
+        "padding": _counts(padding),
+        "loss": _known(loss, flags, lo.HAS_LOSS),
+        "grad_norm": _known(grad, flags, lo.HAS_GRAD_NORM),
+        "applied": _flag(flags, lo.APPLIED_KNOWN, lo.APPLIED),
+        "committed": _flag(flags, lo.COMMITTED_KNOWN, lo.COMMITTED),
+        "source": pa.array([names.get(str(s)) if s else None for s in source], pa.string()),
+    }
+    nothing = (lo.ACC_NULL,) * len(STEP_CATEGORIES)
+    by_category = zip(*(a or nothing for a in acc), strict=True)
+    for category, column in zip(STEP_CATEGORIES, by_category, strict=True):
+        values[f"{category}_ns"] = _nanoseconds(column)
+    return pa.Table.from_arrays([values[name] for name in schema.names], schema=schema)
+
+
+def _nanoseconds(column: Sequence[int]) -> pa.Array:
+    array = pa.array(column, pa.uint64())
+    null = pa.scalar(None, pa.uint64())
+    return pc.if_else(pc.equal(array, pa.scalar(lo.ACC_NULL, pa.uint64())), null, array).cast(
+        pa.int64()
+    )
+
+
+def _counts(column: Sequence[int]) -> pa.Array:
+    array = pa.array(column, pa.int64())
+    return pc.if_else(pc.less(array, 0), pa.scalar(None, pa.int64()), array)
+
+
+def _known(column: Sequence[float], flags: Sequence[int], known: int) -> pa.Array:
+    pairs = zip(column, flags, strict=True)
+    return pa.array([v if f & known else None for v, f in pairs], pa.float64())
+
+
+def _flag(flags: Sequence[int], known: int, true: int) -> pa.Array:
+    return pa.array([bool(f & true) if f & known else None for f in flags], pa.bool_())
+
+
+def rare_rows(batch: Batch, position: Position, facts: Mapping[str, Any]) -> Rows:
+    """Rows of the batch's rare records; ``position`` remembers what spans records."""
+    rows: Rows = {"spans": [], "checkpoints": [], "events": []}
+    clock = Clock(facts)
+    who = {"process_id": facts["process"]["process_id"], "rank": facts["process"].get("rank")}
+    for kind, seq, payload in batch.rare:
+        if kind == lo.NAME:
+            position.names[str(payload.get("id"))] = str(payload.get("name"))
+        elif kind == lo.CLOSE:
+            position.close = payload
+        elif kind == lo.SPAN_BEGIN:
+            position.open[str(seq)] = payload
+        elif kind == lo.SPAN:
+            position.open.pop(str(payload.get("b")), None)
+            add_span(rows, {**who, "seq": seq}, payload, clock)
+        elif kind == lo.EVENT:
+            _add_event(rows, {**who, "seq": seq}, payload, clock, position)
+        position.last_sign = max(position.last_sign, _instant(payload))
+    return rows
+
+
+def _instant(payload: Mapping[str, Any]) -> int:
+    time = payload.get("t")
+    return int(time) + int(payload.get("d") or 0) if isinstance(time, int) else 0
+
+
+def _add_event(
+    rows: Rows, key: dict[str, Any], payload: Mapping[str, Any], clock: Clock, position: Position
+) -> None:
+    if "t" not in payload:
+        return
+    attrs = payload.get("a") or {}
+    if payload.get("k") == "failure" and str(attrs.get("what", "")).startswith("uncaught "):
+        position.uncaught = True
+    rows["events"].append(
+        {
+            **key,
+            "time_ns": clock.wall(payload["t"]),
+            "kind": str(payload.get("k")),
+            "step": payload.get("s"),
+            "attrs": _text(attrs),
+        }
+    )
+
+
+def add_span(rows: Rows, key: dict[str, Any], payload: Mapping[str, Any], clock: Clock) -> None:
+    """Add a span's row, and the checkpoint's if it is one. No ``d``: its end was never seen."""
+    if "t" not in payload:
+        return
+    attrs: dict[str, Any] = dict(payload.get("a") or {})
+    failed, dur = payload.get("f"), payload.get("d")
+    if failed:
+        attrs["exception"] = failed
+    name, start = str(payload.get("n")), clock.wall(payload["t"])
+    rows["spans"].append(
+        {
+            **key,
+            "name": name,
+            "start_ns": start,
+            "dur_ns": dur,
+            "step": payload.get("s"),
+            "in_step": bool(payload.get("i")),
+            "attrs": _text(attrs) if attrs else None,
+        }
+    )
+    if name not in ("save", "load"):
+        return
+    ok = None if dur is None else not failed
+    durable = name == "save" and ok is True and attrs.get("durable") is not False
+    step, size, path = attrs.get("step"), attrs.get("bytes"), attrs.get("path")
+    rows["checkpoints"].append(
+        {
+            **key,
+            "op": name,
+            "step": step if isinstance(step, int) else None,
+            "path": None if path is None else str(path),
+            "start_ns": start,
+            "dur_ns": dur,
+            "durable_ns": start + dur if durable and dur is not None else None,
+            "ok": ok,
+            "bytes": size if isinstance(size, int) else None,
+        }
+    )
+
+
+def event_row(
+    facts: Mapping[str, Any], seq: int, time_ns: int, kind: str, attrs: Any
+) -> dict[str, Any]:
+    """An events row that the collector itself writes."""
+    process = facts["process"]
+    return {
+        "process_id": process["process_id"],
+        "seq": seq,
+        "rank": process.get("rank"),
+        "time_ns": time_ns,
+        "kind": kind,
+        "step": attrs.get("step"),
+        "attrs": _text(attrs),
+    }

@@ -1,0 +1,178 @@
+# No pathlib: the training process imports this, and pathlib is slow to import.
+# ruff: noqa: PTH
+"""Begin and end of recording: what ``init`` and ``close`` do, loaded only when called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from badput import __version__, guard, identity
+from badput.recorder import Recorder
+from badput.spawn import ensure_collector
+from badput.spool import Spool, SpoolError, default_root
+from badput.values import as_count, plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+MAX_CLOSE_S = 5.0
+_ROLES = ("rank", "launcher")
+_born = False
+_previous_hook: Callable[..., Any] | None = None
+_root: str | None = None
+
+
+def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorder | None:
+    """Make a spool and a recorder for this process, and see that a collector runs.
+
+    None, with one line to the user, where nothing can be recorded. Raises only what the
+    guard is there for.
+    """
+    global _born, _root  # noqa: PLW0603 - one probe a process
+    run = os.fspath(path) if path is not None else os.environ.get("BADPUT_DIR")
+    if not run or _main_module_of_spawned_child():
+        return None
+    role = given["role"]
+    if role not in _ROLES:
+        guard.say("role", f"init(role={role!r}) is not one of {', '.join(_ROLES)}; rank is assumed")
+        role = "rank"
+    process_id = int.from_bytes(os.urandom(8), "little") >> 1 or 1
+    _root = default_root()
+    try:
+        spool = Spool(
+            _root, process_id, facts(process_id, os.path.abspath(os.fsdecode(run)), role, given)
+        )
+    except (SpoolError, OSError) as error:
+        guard.say("spool", f"recording is off: {error}")
+        return None
+    _born = True
+    recorder = Recorder(spool)
+    _hook_exceptions(recorder)
+    try:
+        ensure_collector(_root)
+    except Exception as error:  # noqa: BLE001 - what is recorded waits for the next collector
+        guard.fail("collector start", error)
+    return recorder
+
+
+def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is known of the process when it begins: the rows of two tables."""
+    ticks, start_ns = identity.birth()
+    mono, wall = time.monotonic_ns(), time.time_ns()
+    start_ns = wall if _born else min(start_ns, wall)  # a second incarnation begins now
+    who = identity.world(role, given["rank"], given["world_size"])
+    stages, stage = as_count("stages", given["stages"]), as_count("stage", given["stage"])
+    replica = as_count("replica", given["replica"])
+    if replica is None and who["rank"] is not None:
+        replica = who["rank"] // stages if stages else who["rank"]
+    process = {
+        "process_id": process_id,
+        "role": role,
+        **who,
+        "replica": replica,
+        "stage": stage,
+        "stages": stages,
+        "microbatches": as_count("microbatches", given["microbatches"]),
+        "schedule": given["schedule"],
+        "start_ns": start_ns,
+        "init_ns": wall,
+        "host": identity.host(),
+        "boot_id": identity.boot_id(),
+        "pid": os.getpid(),
+        **identity.launcher(),
+        **identity.gpu(),
+        "version": __version__,
+    }
+    row = {"process_id": process_id, "time_ns": wall, "name": given["name"], "source": "probe"}
+    return {
+        "run": run,
+        "anchor_mono_ns": mono,
+        "anchor_wall_ns": wall,
+        "start_ticks": ticks,
+        "pid_namespace": identity.pid_namespace(),
+        "process": plain(process),
+        "run_row": plain({**row, **_flops(given["flops"])}),
+        "config": None if given["config"] is None else plain(given["config"]),
+    }
+
+
+def _flops(flops: object) -> dict[str, Any]:
+    """FLOPs a token (a number), or a formula id with its inputs: (id, {...}) or {"formula": id}."""
+    if flops is None:
+        return {}
+    if isinstance(flops, dict):
+        inputs = {k: v for k, v in flops.items() if k != "formula"}
+        return {"flops_formula": flops.get("formula"), "flops_inputs": inputs}
+    if isinstance(flops, (tuple, list)) and len(flops) == 2:
+        return {"flops_formula": flops[0], "flops_inputs": flops[1]}
+    if isinstance(flops, str):
+        return {"flops_formula": flops, "flops_inputs": {}}
+    return {"flops_formula": "per_token", "flops_inputs": {"flops_per_token": flops}}
+
+
+def _main_module_of_spawned_child() -> bool:
+    """True while a spawned child runs the main module again: it is not a rank of its own."""
+    process = sys.modules.get("multiprocessing.process")
+    current = getattr(process, "current_process", None)
+    return current is not None and getattr(current(), "_inheriting", False)
+
+
+def stop(recorder: Recorder, timeout: float) -> None:
+    """Close the spool and wait up to ``timeout`` s until all is in Parquet."""
+    _unhook_exceptions()
+    recorder.close()
+    disconnect(recorder)
+    deadline = time.monotonic() + min(max(timeout, 0.0), MAX_CLOSE_S)
+    try:
+        if _root is not None:
+            ensure_collector(_root)
+        while not recorder.spool.acknowledged() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        recorder.spool.release()
+
+
+def disconnect(recorder: Recorder) -> None:
+    """Make sure that step and span objects still held somewhere write nothing any more."""
+    recorder.owner = 0
+    recorder.spool.retire()
+
+
+def after_fork(recorder: Recorder) -> None:
+    """In a forked child: the maps are shared with the parent, so let go of them."""
+    import threading
+
+    recorder.lock = threading.Lock()  # another thread of the parent may have held it
+    disconnect(recorder)
+    recorder.control = recorder.spool.control = bytearray(4096)  # type: ignore[assignment]
+
+
+def _hook_exceptions(recorder: Recorder) -> None:
+    """Note an exception that ends the program, then do what would have been done anyway."""
+    global _previous_hook  # noqa: PLW0603 - one probe a process
+    _previous_hook = previous = sys.excepthook
+
+    def badput_excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        try:
+            recorder.uncaught(kind, trace)
+        except Exception as problem:  # noqa: BLE001 - guard
+            guard.fail("excepthook", problem)
+        finally:
+            previous(kind, error, trace)
+
+    sys.excepthook = badput_excepthook
+
+
+def _unhook_exceptions() -> None:
+    if (
+        getattr(sys.excepthook, "__name__", "") == "badput_excepthook"
+        and _previous_hook is not None
+    ):
+        sys.excepthook = _previous_hook

@@ -1,0 +1,200 @@
+"""Spans and the wait for data.
+
+Inside a step a span only adds to the step's accumulators, exclusively: a nested span's time
+is taken off the one around it. Outside steps, and for save, load and eval anywhere, a span
+gets records of its own: one at its begin, so that a span cut off by a kill is known, and one
+at its end. A span of another thread than the training thread runs beside the steps; its row
+is marked ``background`` and in_step, since its time takes nothing from the training thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from badput import Nothing
+from badput import layout as lo
+from badput.guard import fail
+from badput.recorder import CATEGORY
+from badput.values import as_count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+    from typing import Any
+
+    from badput.recorder import Recorder
+
+_now = time.monotonic_ns
+_OTHER, _DATA = CATEGORY["other"], CATEGORY["data"]
+_OWN_ROW = frozenset({"save", "load", "eval"})
+_PHASE_DATA = lo.PHASE_CATEGORY + _DATA
+
+
+class Span:
+    """A named interval: a context manager, and ``set`` for attributes known only later."""
+
+    __slots__ = (
+        "_attrs", "_background", "_begin", "_inside", "_own", "_rec", "_start", "child", "name",
+        "phase",
+    )  # fmt: skip
+
+    def __init__(self, recorder: Recorder, name: str, attrs: dict[str, Any]) -> None:
+        self._rec = recorder
+        self.name = name
+        self._attrs = attrs
+        self.child = self._start = self.phase = 0
+        self._begin: int | None = None
+        self._inside = self._own = self._background = False
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """A pickled or copied span is one that does nothing."""
+        return (Nothing, ())
+
+    def set(self, **attrs: object) -> None:
+        """Add attributes, such as ``step``, ``path``, ``bytes`` and ``durable`` of a save."""
+        try:
+            self._attrs.update(attrs)
+        except Exception as error:  # noqa: BLE001 - guard
+            fail("span set", error)
+
+    def __enter__(self) -> Span:
+        try:
+            rec = self._rec
+            self.child = 0
+            self._background = threading.get_ident() != rec.owner
+            self._inside = rec.in_step or self._background
+            self._own = self._background or not self._inside or self.name in _OWN_ROW
+            self.phase = 0 if self._background else rec.phase_of(self.name)
+            self._start = _now()
+            if self._own:
+                self._begin = rec.append(lo.SPAN_BEGIN, self._payload())
+            if not self._background:
+                rec.stack.append(self)
+                rec.set_phase(self.phase, self._start)
+        except Exception as error:  # noqa: BLE001 - guard
+            fail("span begin", error)
+        return self
+
+    def _payload(self) -> dict[str, Any]:
+        rec = self._rec
+        attrs = {**self._attrs, "background": True} if self._background else self._attrs
+        head = {"n": self.name, "t": self._start, "s": rec.last_step}
+        return {**head, "i": self._inside, "a": attrs}
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        end = _now()
+        try:
+            rec = self._rec
+            ns = end - self._start
+            if not self._background:
+                self._leave(end, ns)
+            if self._own:
+                more = {"b": self._begin, "d": ns, "f": None if kind is None else kind.__name__}
+                rec.append(lo.SPAN, {**self._payload(), **more})
+            if self.name == "load" and kind is None and not self._background:
+                step = as_count("load step", self._attrs.get("step"))
+                if step is not None and not rec.in_step:
+                    rec.last_step = step
+        except Exception as problem:  # noqa: BLE001 - guard
+            fail("span end", problem)
+
+    def _leave(self, end: int, ns: int) -> None:
+        """Take the span off the stack and book its own time."""
+        rec = self._rec
+        stack = rec.stack
+        if self not in stack:  # the step around it ended first
+            return
+        while stack.pop() is not self:
+            continue
+        if self._inside and rec.in_step:
+            rec.add(CATEGORY.get(self.name, _OTHER), max(0, ns - self.child))
+        if stack:
+            stack[-1].child += ns
+        rec.back_to(end)
+
+
+class Data:
+    """An iterable whose waits are measured; everything else is passed on to it."""
+
+    __slots__ = ("_inner", "_rec")
+
+    def __init__(self, recorder: Recorder, inner: Iterable[Any]) -> None:
+        self._rec = recorder
+        self._inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return DataIterator(self._rec, self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)  # pyright: ignore[reportArgumentType] - raises like the user's own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """A pickled or copied one is the iterable itself."""
+        return (_same, (self._inner,))
+
+
+def _same(value: object) -> object:
+    return value
+
+
+class DataIterator:
+    """Measures each ``next``. What the user's iterator raises passes through unchanged."""
+
+    __slots__ = ("_inner", "_rec")
+
+    def __init__(self, recorder: Recorder, inner: Iterable[Any]) -> None:
+        self._rec = recorder
+        start = _now()
+        self._enter(start)
+        try:
+            self._inner = iter(inner)  # a loader starts its workers here
+        finally:
+            self._leave(start)
+
+    def __iter__(self) -> DataIterator:
+        return self
+
+    def __next__(self) -> Any:
+        start = _now()
+        self._enter(start)
+        try:
+            return next(self._inner)
+        finally:
+            self._leave(start)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _enter(self, start: int) -> None:
+        try:
+            rec = self._rec
+            if threading.get_ident() == rec.owner:
+                rec.set_phase(_PHASE_DATA, start)
+        except Exception as error:  # noqa: BLE001 - guard
+            fail("data", error)
+
+    def _leave(self, start: int) -> None:
+        try:
+            rec = self._rec
+            if threading.get_ident() != rec.owner:
+                return
+            end = _now()
+            if rec.in_step:
+                rec.add(_DATA, end - start)
+                if rec.stack:
+                    rec.stack[-1].child += end - start
+            elif not rec.stack:  # inside an out-of-step span the wait is that span's time
+                rec.pre_data = (rec.pre_data or 0) + end - start
+            rec.back_to(end)
+        except Exception as error:  # noqa: BLE001 - guard
+            fail("data", error)
