@@ -11,7 +11,7 @@ from badput_app import cache, fmt, state, strings, tables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PRICE_KEY, RUN_KEY, UNIT_KEY = "price", "run", "unit"
+PRICE_KEY, RUN_KEY, UNIT_KEY, LEAVES_KEY = "price", "run", "unit", "leaves"
 SEVERITY_ICONS = {"error": ":material/error:", "warning": ":material/warning:"}
 
 
@@ -24,7 +24,7 @@ def price_input(settings: state.Settings) -> float | None:
     """The price of a slot-hour in the sidebar; it lives in the URL, shared by all pages."""
     with st.sidebar:
         price = st.number_input(
-            strings.PRICE_LABEL_ANY,
+            strings.PRICE_LABEL,
             min_value=0.0,
             value=settings.price,
             step=0.1,
@@ -65,8 +65,8 @@ def tiles(report: Mapping[str, Any]) -> None:
     wasted = tables.wasted_seconds(report)
     per_token = cost.get("per_kept_token")
     priced = cost.get("total") is not None
-    lost = f"{strings.OF_EXECUTED.format(total=fmt.count(steps.get('executed')))}"
-    with st.grid(6, min_column_width=140):
+    lost = f"{strings.OF_EXECUTED.format(total=fmt.count(steps.get('executed')))}{_between(steps)}"
+    with st.grid(6, min_column_width=110):
         _tile(strings.KEPT, fmt.percent(kept.get("value")), _bounds(kept), strings.KEPT_HELP)
         _tile(
             strings.WASTED,
@@ -74,7 +74,7 @@ def tiles(report: Mapping[str, Any]) -> None:
             f"{fmt.amount(wasted / scale)} {units}-{word}" if priced else f"{units}-{word}",
             strings.WASTED_HELP,
         )
-        _tile(strings.LOST, _with_bounds(steps), lost, strings.LOST_HELP)
+        _tile(strings.LOST, fmt.count(steps.get("lost")), lost, strings.LOST_HELP)
         _tile(
             strings.SESSIONS,
             fmt.count(sessions),
@@ -98,16 +98,9 @@ def tiles(report: Mapping[str, Any]) -> None:
 
 
 def _tile(label: str, value: str, below: str, help_text: str) -> None:
-    st.metric(
-        label,
-        value,
-        below or None,
-        delta_color="off",
-        delta_arrow="off",
-        help=help_text,
-        border=True,
-        height="stretch",
-    )
+    with st.container(border=True, height="stretch", gap=None):
+        st.metric(label, value, help=help_text)
+        st.caption(fmt.markdown(below))
 
 
 def _bounds(figure: Mapping[str, Any]) -> str:
@@ -117,26 +110,28 @@ def _bounds(figure: Mapping[str, Any]) -> str:
     return f"[{fmt.percent(lo)} to {fmt.percent(hi)}]"
 
 
-def _with_bounds(steps: Mapping[str, Any]) -> str:
-    lost, lo, hi = steps.get("lost"), steps.get("lost_lo"), steps.get("lost_hi")
-    exact = lo is None or hi is None or lo == hi
-    return fmt.count(lost) if exact else f"{fmt.count(lost)} [{fmt.count(lo)}–{fmt.count(hi)}]"
+def _between(steps: Mapping[str, Any]) -> str:
+    lo, hi = steps.get("lost_lo"), steps.get("lost_hi")
+    return "" if lo is None or hi is None or lo == hi else f", {fmt.count(lo)} to {fmt.count(hi)}"
 
 
 def leaves_table(report: Mapping[str, Any]) -> None:
     """Every leaf with time, share, bounds, cost and definition, and the CSV download."""
     import pyarrow as pa
 
-    rows = tables.leaf_rows(report)
+    everything = st.toggle(strings.ALL_LEAVES, key=LEAVES_KEY, bind="query-params")
+    rows = tables.leaf_rows(report, empty=everything)
     units = report.get("units") or "rank"
     total = report.get("total_gpu_seconds")
     scale, word, short = fmt.time_scale(total)
     number = st.column_config.NumberColumn
     lo_hi = strings.BOUNDS_HELP
     unit = f"{units}-{word}"
+    digits = f"%.{_digits(total, scale)}f"
+    cost_help = strings.COST_HELP.format(unit=units)
     currency = (report.get("cost") or {}).get("currency") or "USD"
     st.caption(strings.LEAVES_CAPTION.format(total=f"{fmt.amount((total or 0) / scale)} {unit}"))
-    text_columns = {"leaf", "title", "definition"}
+    text_columns = {"leaf", "definition"}
     table = pa.table(
         {
             k: pa.array(v, pa.string() if k in text_columns else pa.float64())
@@ -149,18 +144,13 @@ def leaves_table(report: Mapping[str, Any]) -> None:
         height="content",
         alt=strings.LEAVES_ALT,
         column_config={
-            "leaf": st.column_config.TextColumn(strings.LEAF, width="small", pinned=True),
-            "title": st.column_config.TextColumn(strings.LEAF_TITLE),
-            word: number(unit, format=f"%.{_digits(total, scale)}f"),
-            "share": number(strings.SHARE, format="percent"),
-            "lo": number(
-                f"{strings.LOW} ({short})", format=f"%.{_digits(total, scale)}f", help=lo_hi
-            ),
-            "hi": number(
-                f"{strings.HIGH} ({short})", format=f"%.{_digits(total, scale)}f", help=lo_hi
-            ),
-            "cost": number(currency, format="%.4f", help=strings.COST_HELP.format(unit=units)),
-            "definition": st.column_config.TextColumn(strings.DEFINITION, width="large"),
+            "leaf": st.column_config.TextColumn(strings.LEAF, width=115, pinned=True),
+            word: number(unit, format=digits, width=100),
+            "share": number(strings.SHARE, format="percent", width=75),
+            "lo": number(f"{strings.LOW}, {short}", format=digits, help=lo_hi, width=75),
+            "hi": number(f"{strings.HIGH}, {short}", format=digits, help=lo_hi, width=75),
+            "cost": number(currency, format="%.4f", help=cost_help, width=75),
+            "definition": st.column_config.TextColumn(strings.DEFINITION, width=360),
         },
     )
     run = report.get("run") or {}

@@ -9,15 +9,20 @@ UNKNOWN = "–"
 _SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£"}
 # Units of slot time: seconds in one unit, its word in text and its short form.
 _SCALES = ((3600.0, "hours", "h"), (60.0, "minutes", "min"), (1.0, "seconds", "s"))
+# A run is shown in the largest unit of which it has at least so many.
+_ENOUGH = 5
 
 
 def time_scale(total_seconds: float | None) -> tuple[float, str, str]:
     """The unit in which a run of ``total_seconds`` slot-seconds is shown: hours unless that
     would make everything a fraction of an hour. Returns seconds a unit, word, short form."""
-    for seconds, word, short in _SCALES:
-        if total_seconds is not None and total_seconds >= seconds:
-            return seconds, word, short
-    return _SCALES[0] if total_seconds is None else _SCALES[-1]
+    return _largest(total_seconds, _ENOUGH)
+
+
+def _largest(value: float | None, enough: float) -> tuple[float, str, str]:
+    if value is None:
+        return _SCALES[0]
+    return next((s for s in _SCALES if value >= enough * s[0]), _SCALES[-1])
 
 
 def amount(value: float | None, short: str = "") -> str:
@@ -31,8 +36,10 @@ def amount(value: float | None, short: str = "") -> str:
 
 def seconds(value: float | None) -> str:
     """A duration given in seconds, in the unit that fits it."""
-    scale, _, short = time_scale(None if value is None else abs(value))
-    return UNKNOWN if value is None else amount(value / scale, short)
+    if value is None:
+        return UNKNOWN
+    scale, _, short = _largest(abs(value), 1)
+    return amount(value / scale, short)
 
 
 def percent(value: float | None) -> str:

@@ -21,8 +21,8 @@ def waterfall(report: Mapping[str, Any]) -> None:
     with control.container(horizontal=True, horizontal_alignment="right"):
         shown = st.segmented_control(
             strings.UNIT_LABEL,
-            [strings.HOURS, strings.DOLLARS],
-            default=strings.HOURS,
+            [strings.TIME, strings.DOLLARS],
+            default=strings.TIME,
             required=True,
             key=components.UNIT_KEY,
             bind="query-params",

@@ -1,10 +1,18 @@
 """Entry of the app: navigation only."""
 
+from pathlib import Path
+
 import streamlit as st
 
 from badput_app import strings
 
-st.set_page_config(page_title=strings.APP, page_icon=strings.OVERVIEW_ICON, layout="wide")
+st.set_page_config(
+    page_title=strings.APP,
+    # A file of our own: a named icon would be fetched from another host.
+    page_icon=Path(__file__).with_name("favicon.svg"),
+    layout="wide",
+    initial_sidebar_state=240,
+)
 
 st.navigation(
     [

@@ -52,12 +52,11 @@ OVERVIEW_PAGE_HELP = (
 )
 
 # sidebar
-PRICE_LABEL = "Price of a {unit}-hour"
-PRICE_LABEL_ANY = "Price of a GPU-hour"
+PRICE_LABEL = "Price per hour"
 PRICE_HELP = (
-    "In dollars. It is part of this page's address, so a copied link shows the same dollars. "
-    "Empty: the price that the run itself states, if any. Runs without a GPU are priced by the "
-    "rank-hour."
+    "In dollars, for one GPU; for one rank where the run has no GPU. It is part of this page's "
+    "address, so a copied link shows the same dollars. Empty: the price that the run itself "
+    "states, if any."
 )
 PRICE_PLACEHOLDER = "none: hours only"
 PRICE_EXAMPLE = "${price:.2f} is an **example**, not what this run cost. Type your own."
@@ -74,16 +73,20 @@ EMPTY_CODE = (
 )
 EMPTY_TRY = "Or record the reference trainer, or import the log that a run left:"
 EMPTY_COMMANDS = "badput train --help\nbadput import LOG -o runs/"
-COLUMNS = ("Run", "Source", "State", "Kept time", "{wasted}", "Places", "Sessions", "Lost steps")
-COLUMN_HELP = (
-    "Open the overview of the run",
-    "What recorded it: the probe, or the importer of a foreign log",
-    "How its last session ended",
-    "Share of the allocated time that went into steps that the final model descends from",
-    "What was allocated and did not go into kept steps",
-    "Requested GPU places; ranks where the run has no GPU",
-    "A restart begins a new session",
-    "Steps done and lost, by a failure, a rollback or an abandoned branch",
+COLUMNS = (
+    "Run",
+    "Source",
+    "State",
+    "Kept time",
+    "{wasted}",
+    "Size",
+    "Sessions",
+    "Lost steps",
+)
+COLUMNS_CAPTION = (
+    "Kept time: share of the allocated time that went into steps that the final model descends "
+    "from. Wasted: everything else that was allocated. Lost steps: done and lost with a failure, "
+    "a rollback or an abandoned branch. State: how the last session ended."
 )
 WASTED_MONEY, WASTED_TIME = "Wasted, $", "Wasted"
 BROKEN = "cannot be read"
@@ -125,13 +128,13 @@ LOST, LOST_HELP = (
 )
 SESSIONS, SESSIONS_HELP = "Sessions", "Incarnations of the run. Every restart begins a new one."
 TOKENS, TOKENS_HELP = (
-    "Tokens kept",
+    "Tokens",
     "Tokens of the kept steps, padding included, of all tokens processed.",
 )
 COST, COST_HELP = "Cost", "Allocated {unit}-hours that were paid for, times the price of one."
 NO_PRICE = "no price"
 NO_PRICE_HELP = "No dollars: neither the run nor you gave a price. Type one at the left."
-OF_EXECUTED, OF_PROCESSED = "of {total} executed", "of {total} processed"
+OF_EXECUTED, OF_PROCESSED = "of {total} executed", "kept, of {total}"
 OF_ALLOCATED = "of allocated time"
 RESTARTS = {0: "no restart", 1: "1 restart"}
 RESTARTS_MANY = "{count} restarts"
@@ -147,7 +150,7 @@ WATERFALL_CAPTION_FULL = (
 WATERFALL_ALT = (
     "Waterfall from {total} allocated to {kept} productive; the largest loss is {worst}."
 )
-HOURS, DOLLARS = "Hours", "Dollars"
+TIME, DOLLARS = "Time", "Dollars"
 UNIT_LABEL, UNIT_HELP = "Show", "Time or money. The choice is part of the page's address."
 TIMELINE = "When it happened"
 TIMELINE_LANES = (
@@ -168,8 +171,9 @@ LEAVES_CAPTION = (
     "The leaves are mutually exclusive; with the unaccounted time they sum to {total} exactly."
 )
 LEAVES_ALT = "Leaves with time, share, bounds, cost and definition"
-LEAF, LEAF_TITLE, SHARE, DEFINITION = "Leaf", "What", "Share", "Definition"
-LOW, HIGH = "Least", "Greatest"
+LEAF, SHARE, DEFINITION = "Leaf", "Share", "Definition"
+ALL_LEAVES = "Show empty leaves too"
+LOW, HIGH = "Least", "Most"
 BOUNDS_HELP = "The least and the greatest value over all histories that the evidence allows."
 CSV_LABEL, CSV_HELP = (
     "Leaves as CSV",

@@ -50,21 +50,23 @@ def worst_leaf(report: Mapping[str, Any]) -> str:
     return title if value > 0 else "nothing"
 
 
-def leaf_rows(report: Mapping[str, Any]) -> dict[str, list[Any]]:
+def leaf_rows(report: Mapping[str, Any], *, empty: bool = True) -> dict[str, list[Any]]:
     """The leaves as columns, in the order of the taxonomy, times in the run's unit.
 
-    A leaf that was not measured is None; one that was measured and is empty is 0.
+    A leaf that was not measured is None; one that was measured and is empty is 0. Without
+    ``empty`` only leaves that hold time, or may hold some by their upper bound, are listed.
     """
     scale, word, _ = fmt.time_scale(report.get("total_gpu_seconds"))
     total = float(report.get("total_gpu_seconds") or 0)
     rows: dict[str, list[Any]] = {
-        name: [] for name in ("leaf", "title", word, "share", "lo", "hi", "cost", "definition")
+        name: [] for name in ("leaf", word, "share", "lo", "hi", "cost", "definition")
     }
     for leaf in LEAVES:
         values = report["leaves"].get(leaf.id) or {}
         seconds = values.get("gpu_seconds")
+        if not empty and not seconds and not values.get("hi"):
+            continue
         rows["leaf"].append(leaf.id)
-        rows["title"].append(leaf.title)
         rows[word].append(_scaled(seconds, scale))
         rows["share"].append(None if seconds is None or not total else seconds / total)
         rows["lo"].append(_scaled(values.get("lo"), scale))

@@ -7,7 +7,7 @@ import streamlit as st
 from badput_app import cache, components, fmt, state, strings, tables
 
 PAGE_SIZE = 20
-WIDTHS = (2.2, 1, 1.3, 1, 1.2, 0.8, 0.9, 1)
+WIDTHS = (2.2, 1, 1.4, 1, 1.2, 1, 0.95, 1)
 
 
 def empty(paths: tuple[object, ...]) -> None:
@@ -22,12 +22,11 @@ def empty(paths: tuple[object, ...]) -> None:
 
 
 def header(priced: bool) -> None:
-    """The names of the columns, with their definitions."""
+    """The names of the columns."""
     wasted = strings.WASTED_MONEY if priced else strings.WASTED_TIME
-    for column, name, text in zip(
-        st.columns(WIDTHS), strings.COLUMNS, strings.COLUMN_HELP, strict=True
-    ):
-        column.caption(fmt.markdown(name.format(wasted=wasted)), help=text)
+    with st.container(border=True):
+        for column, name in zip(st.columns(WIDTHS), strings.COLUMNS, strict=True):
+            column.caption(fmt.markdown(name.format(wasted=wasted)))
 
 
 def row(run: state.Run, loaded: cache.Loaded) -> None:
@@ -41,7 +40,8 @@ def row(run: state.Run, loaded: cache.Loaded) -> None:
         cells = st.columns(WIDTHS, vertical_alignment="center")
         cells[0].page_link(
             "app_pages/overview.py",
-            label=fmt.markdown(run.name),
+            label=f"**{fmt.markdown(run.name)}**",
+            icon=strings.OVERVIEW_ICON,
             query_params={**dict(st.query_params), components.RUN_KEY: run.key},
             help=str(run.path),
         )
@@ -90,6 +90,7 @@ def main() -> None:
     header(any((entry.report or {}).get("cost", {}).get("wasted") is not None for entry in loaded))
     for run, entry in zip(shown, loaded, strict=True):
         row(run, entry)
+    st.caption(strings.COLUMNS_CAPTION)
 
 
 main()

@@ -15,7 +15,7 @@ from badput_ledger.taxonomy import GROUPS, LEAVES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ALLOCATED, PRODUCTIVE = "allocated", "productive"
+ALLOCATED, PRODUCTIVE = "allocated", palette.group_title("H")
 _ORDER = tuple(g for g in GROUPS if g != "H")
 
 
@@ -82,7 +82,7 @@ def waterfall_bars(report: Mapping[str, Any], dollars: bool, dark: bool) -> list
         left -= value
         bars.append(
             Bar(
-                GROUPS[group],
+                palette.group_title(group),
                 left / scale,
                 value / scale,
                 palette.group_color(group, dark),
@@ -139,13 +139,13 @@ def waterfall_figure(
             _connector(figure, level, upper.label, lower.label, look.grid)
     longest = max((b.start + b.length for b in bars), default=1.0) or 1.0
     figure.update_layout(
-        height=52 + 34 * len(bars) + 34,
-        margin={"l": 8, "r": 8, "t": 8, "b": 44},
+        height=60 + 29 * len(bars),
+        margin={"l": 8, "r": 8, "t": 4, "b": 44},
         bargap=0.28,
         xaxis={
             "title": {"text": scale_word, "font": {"size": 13}},
             # Room at the right for the text of the longest bar.
-            "range": [0, longest * 1.24],
+            "range": [0, longest * 1.22],
             "gridcolor": look.grid,
             "zeroline": False,
             "fixedrange": True,
