@@ -87,3 +87,17 @@ def plain(trainer: Trainer) -> Outcome:
     outcome = trainer.run("plain")
     assert outcome.code == 0, outcome.err
     return outcome
+
+
+@pytest.fixture(scope="session")
+def killed(trainer: Trainer) -> Outcome:
+    """A recorded run that failed twice.
+
+    Microbatch 6 lies in step 2, before the first checkpoint; microbatch 27 is the third of
+    step 7, when the newest checkpoint is that of step 4.
+    """
+    outcome = trainer.run(
+        "killed", "--fault", "0:6:exception", "--fault", "1:27:kill", probe=True, eval_every=6
+    )
+    assert outcome.code == 0, outcome.err
+    return outcome

@@ -58,7 +58,7 @@ class TrainConfig:
     checkpoint_dir: str = "checkpoints"
     stages: int = 2
     steps: int = 200
-    microbatches: int = 4
+    microbatches: int = 8
     microbatch: int = 4
     """Sequences in one microbatch."""
     schedule: str = "1f1b"

@@ -1,7 +1,7 @@
 """Faults on purpose: what goes wrong, where and when, written as ``rank:microbatch:kind``.
 
-Microbatches are counted from 1 over the whole run, so ``1:401:kill`` with 4 microbatches
-a step strikes rank 1 in step 101, before the forward pass of its first microbatch. A fault
+Microbatches are counted from 1 over the whole run, so ``1:401:kill`` with 8 microbatches
+a step strikes rank 1 in step 51, before the forward pass of its first microbatch. A fault
 leaves a mark beside the checkpoints before it strikes and never strikes again: otherwise
 a restarted run would die at the same place for ever.
 """

@@ -41,8 +41,8 @@ true runs for badput: pipeline bubbles, checkpoints, crashes, restarts, straggle
 _EXAMPLES = """\
 faults (--fault RANK:MICROBATCH:KIND, as often as you like):
   Something goes wrong on purpose, on one rank, before the forward pass of one microbatch.
-  Microbatches are counted from 1 over the whole run: with 4 a step, number 401 is the first
-  of step 101 and 403 lies in its middle. A fault strikes once in a run, not again after the
+  Microbatches are counted from 1 over the whole run: with 8 a step, number 401 is the first
+  of step 51 and 404 lies in its middle. A fault strikes once in a run, not again after the
   restart.
     kill            SIGKILL: the process is gone, nothing is tidied up
     exception       a Python exception
@@ -50,13 +50,15 @@ faults (--fault RANK:MICROBATCH:KIND, as often as you like):
 
 examples:
   badput train                                    200 steps on 2 stages, all fine
-  badput train --run runs/killed --steps 300 --checkpoint-every 40 --fault 1:723:kill
-                                                  a crash in step 181, restarted from step 160
-  badput train --run runs/slow --fault 1:200:slow=3x300
-                                                  a straggler for 75 steps
-  badput train --run runs/killed --steps 400 --checkpoint-every 40
-                                                  the same run continued to step 400
+  badput train --run runs/killed --checkpoint-every 40 --fault 1:1084:kill
+                                                  a crash in step 136, restarted after step 120
+  badput train --run runs/slow --fault 1:801:slow=3x400
+                                                  a straggler for the 50 steps 101 to 150
+  badput train --run runs/killed --checkpoint-every 40 --steps 300
+                                                  the killed run, continued to step 300
+  badput report runs/killed                       where its time went
 
+A run folder that holds checkpoints is continued from the newest one that all stages have.
 exit codes: 0 trained to the end; 1 training failed and no restart was left; 2 bad usage
 """
 
@@ -164,6 +166,9 @@ def _configure(options: argparse.Namespace) -> TrainConfig:
 
 def _launch(config: TrainConfig, restarts: int) -> int:
     """Attempt until one succeeds, ``restarts`` are used up or a signal comes."""
+    job = secrets.token_hex(8)
+    # Here too, not only for the stages: badput then knows the launcher and its ranks as one job.
+    os.environ["TORCHELASTIC_RUN_ID"] = job
     if config.run is not None:
         badput.init(config.run, name=config.name, role="launcher", config=config.described())
         print(f"run: {config.run}", flush=True)
@@ -173,12 +178,11 @@ def _launch(config: TrainConfig, restarts: int) -> int:
         f"(ideal bubble {bubble:.0%}), {config.tokens_per_step} tokens a step",
         flush=True,
     )
-    job = secrets.token_hex(8)
     code = 1
     with _signals_raise():
         try:
             for attempt in range(restarts + 1):
-                if _attempt(config, job, attempt):
+                if _attempt(config, attempt):
                     code = 0
                     break
                 left = restarts - attempt
@@ -194,14 +198,14 @@ def _launch(config: TrainConfig, restarts: int) -> int:
     return code
 
 
-def _attempt(config: TrainConfig, job: str, attempt: int) -> bool:
+def _attempt(config: TrainConfig, attempt: int) -> bool:
     """Start all stages and wait for them; True if all ended well. Leaves no process behind."""
     ranks: list[subprocess.Popen[bytes]] = []
     told: set[int] = set()
     port = _free_port()
     try:
         for rank in range(config.stages):
-            ranks += [_start(config, rank, port, job, attempt)]
+            ranks += [_start(config, rank, port, attempt)]
         while len(told) < len(ranks):
             if any(code not in (None, 0) for code in _exits(ranks, told)):
                 return False
@@ -212,9 +216,7 @@ def _attempt(config: TrainConfig, job: str, attempt: int) -> bool:
         _exits(ranks, told)
 
 
-def _start(
-    config: TrainConfig, rank: int, port: int, job: str, attempt: int
-) -> subprocess.Popen[bytes]:
+def _start(config: TrainConfig, rank: int, port: int, attempt: int) -> subprocess.Popen[bytes]:
     """Start the process of one stage, with the identity that torchrun would give it."""
     identity = {
         "RANK": rank,
@@ -223,7 +225,6 @@ def _start(
         "LOCAL_WORLD_SIZE": config.stages,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
-        "TORCHELASTIC_RUN_ID": job,
         "TORCHELASTIC_RESTART_COUNT": attempt,
         PARENT: os.getpid(),
     }
