@@ -12,6 +12,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+from badput_ledger.sources.text import excerpt
+
 NAN = math.nan
 SECOND = 1_000_000_000
 
@@ -23,6 +25,19 @@ class Mark:
     file: str
     line: int
     text: str
+
+
+@dataclass(slots=True)
+class Said:
+    """A record's text before anybody claims anything from it: cheap, unlike a ``Mark``."""
+
+    file: str
+    line: int
+    text: str
+
+    def mark(self) -> Mark:
+        """The record as evidence."""
+        return Mark(self.file, self.line, excerpt(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +146,10 @@ class Attempt:
     rank: int = 0
     world_size: int | None = None
     gpu_type: str | None = None
+    home: str | None = None
+    """Output folder: what makes attempts one run."""
     folder: str | None = None
-    """Where its checkpoints go: what makes attempts one run."""
+    """Where its checkpoints go."""
     loaded: str | None = None
     first_step: int | None = None
     """First step that it trains; None if it never got there."""
@@ -159,7 +176,7 @@ class Run:
 
     name: str
     attempts: list[Attempt] = field(default_factory=list[Attempt])
-    folder: str | None = None
+    home: str | None = None
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -179,22 +196,22 @@ def inside(path: str, folder: str) -> bool:
 def split_runs(attempts: list[Attempt], fallback: str) -> list[Run]:
     """Attempts in their order, divided into runs.
 
-    The same checkpoint folder is the same run, with one exception: an attempt that begins
-    at step 1 without loading from that folder starts a new run if an earlier attempt had
-    completed or the settings differ, since nothing of the earlier steps is in its model.
-    Attempts that never trained go with the next attempt of their job that did.
+    The same output folder is the same run, with one exception: an attempt that begins at
+    step 1 without loading from its own checkpoints starts a new run if an earlier attempt
+    had completed or the settings differ, since nothing of the earlier steps is in its
+    model. Attempts that never trained go with the next attempt of their job that did.
     ``fallback`` names runs whose folder is not known.
     """
     runs: list[Run] = []
     newest: dict[str | None, Run] = {}
     for index, attempt in enumerate(attempts):
-        run = newest.get(attempt.folder)
-        if run is None and attempt.folder is None and runs:
+        run = newest.get(attempt.home)
+        if run is None and attempt.home is None and runs:
             run = runs[-1]  # it died before it said where it writes
         if run is None or _begins_anew(run, _deciding(attempts, index)):
-            run = Run(_name(attempt.folder, fallback), folder=attempt.folder)
+            run = Run(_name(attempt.home, fallback, runs), home=attempt.home)
             runs.append(run)
-            newest[attempt.folder] = run
+            newest[attempt.home] = run
         run.attempts.append(attempt)
     return runs
 
@@ -203,7 +220,7 @@ def _deciding(attempts: list[Attempt], index: int) -> Attempt:
     """The attempt whose start decides about attempt ``index``: the next one that trained."""
     attempt = attempts[index]
     for later in attempts[index:]:
-        if later.job is not attempt.job or later.folder != attempt.folder:
+        if later.job is not attempt.job or later.home != attempt.home:
             break
         if later.first_step is not None or later.loaded is not None:
             return later
@@ -211,13 +228,13 @@ def _deciding(attempts: list[Attempt], index: int) -> Attempt:
 
 
 def _begins_anew(run: Run, attempt: Attempt) -> bool:
-    if attempt.first_step != 1 or attempt.folder is None:
-        own = attempt.first_step == 1 and attempt.loaded is None
-        return own and any(a.completed for a in run.attempts)
-    if attempt.loaded is not None and inside(attempt.loaded, attempt.folder):
+    if attempt.first_step != 1:
+        return False
+    loaded, folder = attempt.loaded, attempt.folder
+    if loaded is not None and folder is not None and inside(loaded, folder):
         return False
     before = [a for a in run.attempts if len(a.steps)]
-    if not before or before[-1].job is attempt.job:
+    if not before or (before[-1].job is attempt.job and attempt.job.dated):
         return False
     return any(a.completed for a in before) or _settings(before[-1]) != _settings(attempt)
 
@@ -227,10 +244,12 @@ def _settings(attempt: Attempt) -> dict[str, Any]:
     return {key: attempt.config.get(key) for key in keys}
 
 
-def _name(folder: str | None, fallback: str) -> str:
-    if folder is None:
-        return fallback
-    parts = [p for p in folder.split("/") if p]
-    while len(parts) > 1 and parts[-1].startswith(("checkpoint", "ckpt")):
-        parts.pop()
-    return parts[-1] if parts else fallback
+def _name(home: str | None, fallback: str, runs: list[Run]) -> str:
+    """The last part of the output folder; a second run of that name gets a number."""
+    parts = [p for p in (home or "").split("/") if p]
+    base = name = parts[-1] if parts else fallback
+    count = 1
+    while any(run.name == name for run in runs):
+        count += 1
+        name = f"{base} ({count})"
+    return name

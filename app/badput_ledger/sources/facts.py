@@ -90,7 +90,7 @@ def write_run(run: Run, source: str, folder: Path, options: Options) -> Written:
             (mark.file, mark.line, mark.text)
             for a in run.attempts[1:]
             for claim, _, mark in a.evidence
-            if claim in ("restart", "start")
+            if claim == "start"
         ],
     )
 
@@ -120,7 +120,7 @@ def _slug(name: str) -> str:
 
 def _process_id(run: Run, attempt: Attempt) -> int:
     """The attempt's id: from what it is, not from where the file lies."""
-    text = f"{run.folder}|{attempt.start}|{attempt.mark.line}|{attempt.mark.text}"
+    text = f"{run.home}|{attempt.start}|{attempt.mark.line}|{attempt.mark.text}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 or 1
 
 
@@ -179,7 +179,7 @@ def _write_tables(build: Path, run: Run, about: Row, ids: list[int], tokens: lis
         spans += _spans(attempt, pid)
         checkpoints += _checkpoints(attempt, pid)
         events += _events(attempt.events, attempt.rank, pid)
-        evidence += _evidence(attempt, pid)
+        evidence += _evidence(attempt, pid, "restart" if processes[:-1] else "start")
         for first, rows in _steps(attempt, pid, known):
             write_rows(build, "steps", f"{pid:016x}-{first:012d}", rows)
     write_rows(build, "processes", stem, processes)
@@ -199,7 +199,7 @@ def _run_row(
     config |= {
         "gpus": max(a.world_size or 1 for a in run.attempts),
         "gpu_type": next((a.gpu_type for a in run.attempts if a.gpu_type), None),
-        "folder": run.folder,
+        "folder": run.home,
         "files": sorted({m.file for a in run.attempts for _, _, m in a.evidence}),
         "tokens_per_step": about.per_step,
         "tokens_source": about.source,
@@ -226,7 +226,7 @@ def _process(attempt: Attempt, run: Run, pid: int) -> Row:
         "world_size": attempt.world_size,
         "replica": 0,  # the rows carry the tokens of the whole job
         "start_ns": attempt.start,
-        "job_id": run.folder or run.name,
+        "job_id": run.home or run.name,
         "attempt": attempt.number,
         "gpu_type": attempt.gpu_type,
         "version": f"import {__version__}",
@@ -317,10 +317,11 @@ def _events(events: list[Event], rank: int, pid: int) -> list[Row]:
     ]
 
 
-def _evidence(attempt: Attempt, pid: int) -> list[Row]:
+def _evidence(attempt: Attempt, pid: int, start: str) -> list[Row]:
+    """``start``: what the begin of this attempt is called, by its place in the run."""
     return [
         {
-            "claim": claim,
+            "claim": start if claim == "start" else claim,
             "process_id": pid,
             "step": step,
             "file": mark.file,

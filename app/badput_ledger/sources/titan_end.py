@@ -51,8 +51,8 @@ def _phases(live: Live) -> None:
             attempt.spans.append(Span("model", live.first_talk, built))
     if live.open_save is not None:
         attempt.spans.append(live.open_save[1])
-    if live.last_step_mark is not None and len(attempt.steps):
-        attempt.claim("last_step", live.last_step_mark[1], live.last_step_mark[0])
+    if live.last_step is not None:
+        attempt.claim("last_step", live.last_step[1].mark(), live.last_step[0])
 
 
 def _ending(live: Live) -> None:
@@ -75,8 +75,8 @@ def _ending(live: Live) -> None:
     mark = live.end_mark or live.kill_mark
     if live.end_mark is not None:
         attempt.claim("end", live.end_mark)
-    elif mark is None and live.last_step_mark is not None:
-        attempt.claim("last_sign", live.last_step_mark[1], live.last_step_mark[0])
+    elif mark is None and live.last_step is not None:
+        attempt.claim("last_sign", live.last_step[1].mark(), live.last_step[0])
 
 
 def _failure(live: Live) -> Event | None:

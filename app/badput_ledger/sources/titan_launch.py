@@ -79,7 +79,7 @@ class LaunchSide:
         """``KEY=value`` lines of a wrapper script."""
         attempt = self.attempt
         if (out := settings.get("OUT_DIR")) is not None:
-            self.out_dir = out.rstrip("/")
+            self.out_dir = attempt.home = out.rstrip("/")
         if (gpus := number(settings.get("NGPU"))) and attempt.world_size is None:
             attempt.world_size = gpus
             attempt.claim("world_size", mark)

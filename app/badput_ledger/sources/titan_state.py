@@ -22,7 +22,7 @@ from badput_ledger.sources.attempts import (
 from badput_ledger.sources.titan_launch import LaunchSide, number
 
 if TYPE_CHECKING:
-    from badput_ledger.sources.attempts import Attempt, Mark
+    from badput_ledger.sources.attempts import Attempt, Mark, Said
 
 LOOP_WORDS = (
     "step:",
@@ -70,7 +70,7 @@ class Live(LaunchSide):
         self.eval_from: int | None = None
         self.completed_at: tuple[int, Mark] | None = None
         self.step_dirs: set[int] = set()
-        self.last_step_mark: tuple[int, Mark] | None = None
+        self.last_step: tuple[int, Said] | None = None
         self.oddities: set[str] = set()
 
     # -- signs of life --------------------------------------------------------------
@@ -92,38 +92,39 @@ class Live(LaunchSide):
 
     # -- records of the trainer -------------------------------------------------------
 
-    def message(self, time: int, mark: Mark, message: str) -> None:
+    def message(self, time: int, said: Said) -> None:
         """One record that is not a step."""
+        message = said.text
         if message.startswith("[GC] "):
             self._gc(message)
         elif message.startswith("Saving a full checkpoint at last step"):
             self._last_save(message)
         elif message.startswith("Saving the checkpoint"):
             self._end_save(time)
-            self._save(time, mark)
+            self._save(time, said.mark())
         elif message.startswith("Finished saving the checkpoint"):
             self._end_save(time, message)
         elif message.startswith("Loading the checkpoint from "):
-            self._load(time, mark, message)
+            self._load(time, said.mark(), message)
         elif message.startswith("Finished loading the checkpoint"):
             self._end_load(time, message)
         elif message.startswith("Training starts at step"):
-            self._training(time, mark, message)
+            self._training(time, said.mark(), message)
         elif message.startswith("validate step:"):
-            self._validate(time, mark, message)
+            self._validate(time, said.mark(), message)
         elif message.startswith("Training completed"):
             self._end_save(time)
-            self.completed_at = (time, mark)
+            self.completed_at = (time, said.mark())
         elif message.startswith("Checkpointer "):
             # A thread of its own deletes old checkpoints: no sign that a save is over.
             self.step_dirs.update(int(n) for n in re.findall(r"/step-(\d+)", message))
         else:
             self._end_save(time)
-            self._about(time, mark, message)
+            self._about(time, said)
 
-    def _about(self, time: int, mark: Mark, message: str) -> None:
+    def _about(self, time: int, said: Said) -> None:
         """Settings that the trainer prints while it starts, and the begin of an evaluation."""
-        attempt = self.attempt
+        attempt, message = self.attempt, said.text
         if message.startswith("Building device mesh"):
             mesh = {k: int(v) for k, v in _MESH.findall(message)}
             size = math.prod(v for k, v in mesh.items() if k != "ep")
@@ -131,26 +132,28 @@ class Live(LaunchSide):
             if size > 0:
                 attempt.world_size = size
                 attempt.config["mesh"] = mesh
-                attempt.claim("world_size", mark)
+                attempt.claim("world_size", said.mark())
         elif match := _SIZES.search(message):
             keys = ("local_batch", "global_batch", "accumulation", "seq_len", "steps")
             attempt.config.update(zip(keys, map(number, match.groups()), strict=True))
-            attempt.claim("tokens_per_step", mark)
+            attempt.claim("tokens_per_step", said.mark())
         elif match := _GPU.match(message):
             attempt.gpu_type, self.clock = match.group(1), time
-            attempt.claim("gpu_type", mark)
+            attempt.claim("gpu_type", said.mark())
         elif match := _FOLDER.search(message):
-            attempt.folder = match.group(1)
-            attempt.claim("folder", mark)
+            attempt.folder = match.group(1).rstrip("/")
+            parent = match.group(1).rpartition("/")[0]
+            attempt.home = attempt.home or parent or attempt.folder
+            attempt.claim("folder", said.mark())
         elif message.startswith("torchtitan version: "):
             attempt.config["torchtitan"] = message.split()[2]
         elif message.startswith("Preparing ") and "validation" in message and self.anchor:
             self.eval_from = time
 
     def step(
-        self, time: int, step: int, line: int, values: tuple[float, float, float]
+        self, time: int, step: int, said: Said, values: tuple[float, float, float]
     ) -> str | None:
-        """A step line with loss, gradient norm and rate. Returns what is odd about it, once a kind."""
+        """A step line with loss, gradient norm and rate. Returns what is odd, once a kind."""
         self._end_save(None)
         if self.anchor is None:
             self.anchor, self.anchor_step, self.clock = time, step, time
@@ -173,7 +176,7 @@ class Live(LaunchSide):
         rows.count.append(count)
         rows.start.append(self.anchor)
         rows.dur.append(time - self.anchor)
-        rows.line.append(line)
+        rows.line.append(said.line)
         rows.overhead.append(self.overhead)
         rows.save.append(spent["save"])
         rows.eval.append(spent["eval"])
@@ -184,13 +187,10 @@ class Live(LaunchSide):
         self.per_step = max(1, (time - self.anchor) // count)
         self.anchor, self.anchor_step, self.clock, self.overhead = time, step, time, -1
         self.eval_from = None
+        if self.last_step is None:
+            self.attempt.claim("first_step", said.mark(), step)
+        self.last_step = (step, said)
         return None
-
-    def step_marks(self, mark: Mark, step: int) -> None:
-        """Remember the last step line; the first one is written down at once."""
-        if self.last_step_mark is None:
-            self.attempt.claim("first_step", mark, step)
-        self.last_step_mark = (step, mark)
 
     def _odd(self, what: str) -> str | None:
         kind = re.sub(r"\d+", "#", what)

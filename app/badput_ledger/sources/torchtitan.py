@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from badput_ledger.sources.attempts import Attempt, Mark, Options, Parsed, Unread, split_runs
+from badput_ledger.sources.attempts import Attempt, Mark, Options, Parsed, Said, Unread, split_runs
 from badput_ledger.sources.clock import bracketed, stamp, yearless
-from badput_ledger.sources.text import excerpt
+from badput_ledger.sources.text import Wanted, excerpt
 from badput_ledger.sources.titan_end import close_all
 from badput_ledger.sources.titan_launch import Failure, number, real
 from badput_ledger.sources.titan_state import LOOP_WORDS, Live
@@ -32,11 +32,28 @@ _DATED = re.compile(rb"\[titan\] (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - ")
 _AGENT = re.compile(
     r"([WEIC])(\d\d)(\d\d) (\d\d:\d\d:\d\d\.\d+) (\d+) \S*torch/distributed/(\S+?):\d+\] ?(.*)"
 )
-_WANTED = re.compile(
-    rb"titan\] |torch/distributed/|^\[\w|OUT_DIR=|NGPU=|_BS=|^ +(?:time|rank|exitcode) +:"
-    rb"|Root Cause|\w(?:Error|Exception): | Killed "
+_WANTED = Wanted(
+    always=(
+        b"titan] ",
+        b" torch/distributed/",
+        b" site-packages/torch/distributed/",
+        *(b"\n[" + c for c in (b"M", b"T", b"W", b"F", b"S", b"2")),  # [Mon .. or [2026-..
+        b"OUT_DIR=",
+        b"Error: ",
+        b" Killed ",
+    ),
+    after={
+        b"OUT_DIR=": (b"NGPU=", b"_BS="),
+        b"failed (exitcode": (
+            b"\n  time  ",
+            b"\n  rank  ",
+            b"\n  exitcode ",
+            b"Root Cause",
+            b"Exception: ",
+        ),
+    },
 )
-"""What is looked at at all; everything else in a log costs one search."""
+"""What is looked at; every other line costs next to nothing."""
 
 _ERROR = re.compile(r"\s*(?:\[rank\d+\]: ?)*((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)): (.*)")
 _KILLED = re.compile(r": line \d+: +(\d+) Killed ")
@@ -51,7 +68,6 @@ _ATTEMPT_END = re.compile(
 _JOB_END = re.compile(r"\b(end|done|ended|finished|success|reached|stopped|next)\b", re.IGNORECASE)
 _JOB_START = re.compile(r"\bSTART\b|\bconfig=", re.IGNORECASE)
 _SETTING = re.compile(r"\b([A-Z_]+)=(\S+)")
-_STEP = re.compile(r"step:\s*([\d,]+)\s")
 _FIELD = re.compile(r"(\w+):\s*([^\s(%]+)")
 
 
@@ -81,10 +97,9 @@ def parse(logs: Sequence[TextLog], options: Options) -> Parsed:
 
 
 def _first_time(log: TextLog) -> int | None:
-    for _, batch in log.batches():
-        for raw in batch:
-            if b"titan] " in raw and (match := _DATED.search(raw)):
-                return stamp(match.group(1).decode())
+    for _, text in log.select(Wanted((b"titan] ",))):
+        if match := _RECORD.search(text):
+            return stamp(match.group(3))
     return None
 
 
@@ -161,7 +176,7 @@ class _Reader:
         if num is None and banner is not None:
             start, start_mark = banner  # the wrapper announced it without a number
         opened = Live(Attempt(start, start_mark, fresh, number=num, last=start))
-        opened.attempt.claim("start" if live is None else "restart", start_mark)
+        opened.attempt.claim("start", start_mark)
         self.lives.append(opened)
         self.banner, self.new_job, self.report = None, False, None
         return opened
@@ -231,65 +246,59 @@ class _Reader:
 
     def _records(self, line: int, text: str) -> None:
         """All records in a line; a progress bar or another record may stand before one."""
-        found = list(_RECORD.finditer(text))
-        for match, after in zip(found, [*found[1:], None], strict=True):
+        match = _RECORD.search(text)
+        while match is not None:
+            after = _RECORD.search(text, match.end()) if "[titan] " in text[match.end() :] else None
             time = stamp(match.group(3))
-            if time is None:
-                continue
-            message = text[match.end() : after.start() if after else None].rstrip()
-            rank = match.group(1) or match.group(2)
-            self._record(time, int(rank or 0), match.group(4), message, line)
+            if time is not None:
+                message = text[match.end() : after.start() if after else None].rstrip()
+                rank = match.group(1) or match.group(2)
+                self._record(time, int(rank or 0), match.group(4), Said(self.file, line, message))
+            match = after
 
-    def _record(self, time: int, rank: int, logger: str, message: str, line: int) -> None:
+    def _record(self, time: int, rank: int, logger: str, said: Said) -> None:
         self.now = time
-        live = self._of_record(time, rank, message, line)
-        if live is None:
-            return
+        live = self._of_record(time, rank, said)
         live.sign(time, own=True)
         if logger == "httpx" or rank != live.attempt.rank:
             return
-        if message.startswith("step:"):
-            self._step(live, time, message, line)
+        if said.text.startswith("step:"):
+            self._step(live, time, said)
         else:
-            live.message(time, Mark(self.file, line, excerpt(message)), message)
+            live.message(time, said)
 
-    def _of_record(self, time: int, rank: int, message: str, line: int) -> Live | None:
+    def _of_record(self, time: int, rank: int, said: Said) -> Live:
         """The attempt that a record belongs to; opens one where the record shows a new start."""
         live = self.live
-        mark = Mark(self.file, line, excerpt(message))
         if live is None:
-            live = self._open(time, mark)
-        elif not live.talking and message.startswith(LOOP_WORDS) and len(self.lives) > 1:
+            live = self._open(time, said.mark())
+        elif not live.talking and said.text.startswith(LOOP_WORDS) and len(self.lives) > 1:
             # The next one is only being launched: its predecessor still speaks.
             before = self.lives[-2]
             if before.talking and not before.closed:
                 return before
-        elif live.starts_again(rank, message):
+        elif live.starts_again(rank, said.text):
             agent = live.agent
-            live = self._open(time, mark)
+            live = self._open(time, said.mark())
             live.agent = agent
         if not live.talking:
             live.first_record(time, rank)
-        elif message.startswith("step:") and rank != live.attempt.rank and not live.attempt.steps:
+        elif said.text.startswith("step:") and not len(live.attempt.steps):
             live.attempt.rank = rank  # the rank that prints the steps is the one to follow
         return live
 
-    def _step(self, live: Live, time: int, message: str, line: int) -> None:
-        head = _STEP.match(message + " ")
-        fields = dict(_FIELD.findall(message))
-        step = number(head.group(1)) if head else None
+    def _step(self, live: Live, time: int, said: Said) -> None:
+        fields = dict(_FIELD.findall(said.text))
+        step = number(fields.get("step"))
         if step is None:
             self.bad_steps += 1
             if self.bad_steps == 1:
-                self.unread.append(
-                    Unread(self.file, line, f"step record not understood: {excerpt(message, 80)}")
-                )
+                what = f"step record not understood: {excerpt(said.text, 80)}"
+                self.unread.append(Unread(self.file, said.line, what))
             return
         values = (real(fields.get("loss")), real(fields.get("grad_norm")), real(fields.get("tps")))
-        what = live.step(time, step, line, values)
-        live.step_marks(Mark(self.file, line, excerpt(message)), step)
-        if what:
-            self.unread.append(Unread(self.file, line, what))
+        if what := live.step(time, step, said, values):
+            self.unread.append(Unread(self.file, said.line, what))
 
     # -- everything else -----------------------------------------------------------
 
