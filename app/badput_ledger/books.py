@@ -1,0 +1,187 @@
+"""Open the books of a run.
+
+``open_books(path)`` reads the parts of a run folder, puts the sessions together, runs the
+chain of SQL views and hands out the report, the time line and a locked SQL console.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import duckdb
+from badput.schema import TABLES
+
+from badput_ledger import chain, store
+from badput_ledger.errors import BooksError
+from badput_ledger.facts import Facts, assemble
+from badput_ledger.price import Price, check_price, choose_price
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+__all__ = ["Books", "BooksError", "Segment", "open_books"]
+
+QUERY_SECONDS = 30.0
+"""A console query that runs longer is interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of one rank's time line with one leaf; a gap belongs to the session after it."""
+
+    session: str
+    rank: int
+    leaf: str
+    start_ns: int
+    end_ns: int
+
+
+class Books:
+    """The books of one run. Close it, or use it in a with statement."""
+
+    def __init__(
+        self,
+        path: Path,
+        con: duckdb.DuckDBPyConnection,
+        facts: Facts,
+        price: Price,
+        broken: list[str],
+        spill: tempfile.TemporaryDirectory[str],
+    ) -> None:
+        self.path = path
+        self.facts = facts
+        self.price = price
+        self.broken = broken
+        self._con = con
+        self._spill = spill
+        self._locked = False
+        self._lock = threading.Lock()
+        self._report: dict[str, Any] | None = None
+
+    def __enter__(self) -> Books:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back memory and files."""
+        self._con.close()
+        self._spill.cleanup()
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        """Answer of one of our own queries over the views, as dicts."""
+        return store.rows(self._con.cursor(), query)
+
+    def report(self) -> dict[str, Any]:
+        """The report as docs/ledger.md describes it: plain values, ready for JSON."""
+        from badput_ledger.report import build_report
+
+        if self._report is None:
+            self._report = build_report(self)
+        return self._report
+
+    def timeline(self) -> list[Segment]:
+        """Level 1 of the books, in order of rank and time, equal neighbours merged."""
+        return [
+            Segment(
+                str(r["session"] or ""),
+                int(r["rank"]),
+                str(r["leaf"]),
+                int(r["start_ns"]),
+                int(r["end_ns"]),
+            )
+            for r in self.rows("FROM timeline ORDER BY rank, start_ns, end_ns")
+        ]
+
+    def query(self, sql: str, limit: int = 1000) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Answer exactly one SELECT of a user: column names and at most ``limit`` rows.
+
+        Files, settings and other databases are out of reach. Raises BooksError.
+        """
+        self._lock_down()
+        cursor = self._con.cursor()
+        try:
+            statements = cursor.extract_statements(sql)
+        except duckdb.Error as error:
+            raise BooksError(_sentence(error)) from None
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise BooksError("the console takes exactly one SELECT; anything else is refused.")
+        timer = threading.Timer(QUERY_SECONDS, cursor.interrupt)
+        timer.start()
+        try:
+            cursor.execute(statements[0])
+            names = [str(d[0]) for d in cast(list[Any], cursor.description)]
+            return names, cursor.fetchmany(max(0, limit))
+        except duckdb.InterruptException:
+            raise BooksError(f"the query ran longer than {QUERY_SECONDS:.0f} s.") from None
+        except duckdb.Error as error:
+            raise BooksError(_sentence(error)) from None
+        finally:
+            timer.cancel()
+            cursor.close()
+
+    def _lock_down(self) -> None:
+        """Take everything into memory, then shut the database off from the outside."""
+        with self._lock:
+            if self._locked:
+                return
+            cursor = self._con.cursor()
+            views = cursor.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal")
+            names = {str(row[0]) for row in views.fetchall()}
+            for name in names.intersection(TABLES):
+                cursor.execute(f'CREATE TABLE "{name}_held" AS FROM "{name}"')
+                cursor.execute(f'DROP VIEW "{name}"')
+                cursor.execute(f'ALTER TABLE "{name}_held" RENAME TO "{name}"')
+            cursor.execute("SET enable_external_access = false")
+            cursor.execute("SET lock_configuration = true")
+            self._locked = True
+
+
+def open_books(
+    path: str | os.PathLike[str],
+    *,
+    price: float | None = None,
+    currency: str = "USD",
+    gaps: Literal["held", "released"] = "held",
+) -> Books:
+    """Open the run folder ``path``; ``price`` is money per GPU-hour.
+
+    ``gaps`` says whether time between sessions that nothing accounts for was paid.
+    Raises BooksError with one sentence for a folder or price that cannot be used.
+    """
+    folder = store.run_folder(path)
+    if price is not None:
+        check_price(price)
+    spill = tempfile.TemporaryDirectory(prefix="badput-")
+    con = store.connect()
+    try:
+        con.execute(f"SET temp_directory = '{spill.name}'")
+        broken = store.load(con, folder)
+        facts = assemble(con, gaps=gaps)
+        if not facts.sessions and not facts.launchers:
+            why = f" ({broken[0]})" if broken else ""
+            raise BooksError(f"{folder} holds no process of a run, so there are no books{why}")
+        chain.build(con)
+    except duckdb.Error as error:
+        con.close()
+        spill.cleanup()
+        raise BooksError(f"{folder} cannot be read: {_sentence(error)}") from error
+    except BaseException:
+        con.close()
+        spill.cleanup()
+        raise
+    chosen = choose_price(price, facts.config, currency)
+    return Books(folder, con, facts, chosen, broken, spill)
+
+
+def _sentence(error: BaseException) -> str:
+    """The first line of a DuckDB error, without its kind."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    head, found, rest = first.partition("Error: ")
+    text = rest if found and len(head) < 40 else first
+    return text if text.endswith((".", "!", "?")) else text + "."

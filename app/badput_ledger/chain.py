@@ -1,0 +1,63 @@
+"""Run the chain of SQL views over the assembled facts.
+
+Each file of ``sql/`` holds one SELECT; its name without the number is the view's, its
+first comment says what it is for. Views marked ``rows: many`` have a row a step and are
+kept as tables only where that is small; the others always are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import duckdb
+
+KEEP_ROWS = 3_000_000
+"""Above this many step rows, views with a row a step are not kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One link of the chain."""
+
+    name: str
+    about: str
+    many: bool
+    sql: str
+
+
+def views() -> list[View]:
+    """The views in the order in which they build on each other."""
+    found: list[View] = []
+    folder = files("badput_ledger").joinpath("sql")
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        if not entry.name.endswith(".sql"):
+            continue
+        text = entry.read_text(encoding="utf-8")
+        about: list[str] = []
+        for line in text.splitlines():
+            if not line.startswith("--") or line.startswith("-- rows:"):
+                break
+            about.append(line[2:].strip())
+        name = entry.name.removesuffix(".sql").partition("_")[2]
+        found.append(View(name, " ".join(about), "-- rows: many" in text, text))
+    return found
+
+
+def build(con: duckdb.DuckDBPyConnection) -> None:
+    """Make every view of the chain in ``con``, which already holds the assembled facts."""
+    con.execute(_PART_OF)
+    keep = int(con.execute("SELECT count(*) FROM steps").fetchall()[0][0]) <= KEEP_ROWS
+    for view in views():
+        what = "TABLE" if keep or not view.many else "VIEW"
+        con.execute(f"CREATE {what} {view.name} AS\n{view.sql}")
+
+
+_PART_OF = """
+CREATE MACRO part_of(x, num, den, rest) AS
+    CASE WHEN den = 1 THEN x
+         WHEN rest THEN x - (x::HUGEINT * num // den)::BIGINT
+         ELSE (x::HUGEINT * num // den)::BIGINT END
+"""

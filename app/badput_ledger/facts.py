@@ -1,0 +1,307 @@
+"""Sessions, their members and the allocated places, put together from the processes.
+
+The result is written into DuckDB as the tables `sessions`, `members`, `slots`,
+`allocations` and `span_leaves`, from which the SQL chain starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from badput_ledger import store
+from badput_ledger.processes import Process, attrs_of, read_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import duckdb
+
+SPAN_LEAVES: dict[str, str] = {
+    "rendezvous": "C.rendezvous",
+    "model": "C.model",
+    "data_init": "C.data",
+    "load": "C.load",
+    "save": "E.save",
+    "snapshot": "E.snapshot",
+    "eval": "E.eval",
+    "overhead": "E.overhead",
+    "compile": "C.warmup",
+    "launch": "C.launch",
+    "data": "G.data",
+}
+"""Names of out-of-step spans that have a leaf of their own."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One life of the world: from its first process to its last exit."""
+
+    id: str
+    members: list[Process]
+    start_ns: int = 0
+    end_ns: int = 0
+    end_known: bool = False
+    """Did anything say that it ended?"""
+    window_end_ns: int = 0
+    """Its end, or the next session's start where the two overlap."""
+    fail_ns: int | None = None
+    """First failure mark; None if it ended on purpose or nothing is known."""
+    end_reason: str = "unknown"
+    culprit: Process | None = None
+    """The member that went first, where it failed."""
+    world_size: int = 0
+    job_id: str | None = None
+    attempt: int | None = None
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the report needs beside the tables."""
+
+    sessions: list[Session]
+    launchers: list[Process]
+    slots: int
+    over: bool
+    """Is the run known to have ended?"""
+    config: dict[str, Any]
+    run: dict[str, Any]
+    notes: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    """(severity, what, evidence) for the report's quality list."""
+
+
+def assemble(con: duckdb.DuckDBPyConnection, *, gaps: str) -> Facts:
+    """Read the processes and write the tables that the SQL chain starts from."""
+    processes = read_processes(con)
+    ranks = [p for p in processes if p.role != "launcher" and p.rank is not None]
+    launchers = [p for p in processes if p.role == "launcher"]
+    run, config = _read_run(con)
+    sessions = _sessions(ranks)
+    facts = Facts(sessions, launchers, 0, over=False, config=config, run=run)
+    for i, session in enumerate(sessions):
+        following = sessions[i + 1].start_ns if i + 1 < len(sessions) else None
+        _finish(con, session, following, facts)
+    facts.slots = max([s.world_size for s in sessions], default=0)
+    facts.over = _is_over(facts)
+    members = _members(facts)
+    _write(con, facts, members, gaps)
+    return facts
+
+
+def _read_run(con: duckdb.DuckDBPyConnection) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Merge the rows of `runs`: the first value by time wins."""
+    run: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    for row in store.rows(con, "SELECT * FROM runs ORDER BY time_ns, process_id"):
+        for name, value in row.items():
+            if value is not None:
+                run.setdefault(name, value)
+        for name, value in attrs_of(row["config"]).items():
+            if value is not None:
+                config.setdefault(name, value)
+    return run, config
+
+
+def _sessions(ranks: list[Process]) -> list[Session]:
+    """A process joins the current session if nothing speaks against it."""
+    sessions: list[Session] = []
+    for process in ranks:
+        if not sessions or not _joins(process, sessions[-1].members):
+            sessions.append(Session(f"s{len(sessions) + 1}", [], process.start_ns))
+        sessions[-1].members.append(process)
+    return sessions
+
+
+def _joins(process: Process, members: list[Process]) -> bool:
+    for other in members:
+        if process.rank == other.rank or process.start_ns >= other.end_ns:
+            return False
+        if process.world_size != other.world_size:
+            return False
+        if None not in (process.endpoint, other.endpoint) and process.endpoint != other.endpoint:
+            return False
+        # The restart count is kept per node: only on one host do two counts contradict.
+        same_host = process.host == other.host and process.host is not None
+        counts = (process.attempt, other.attempt)
+        if same_host and None not in counts and counts[0] != counts[1]:
+            return False
+    return True
+
+
+def _finish(
+    con: duckdb.DuckDBPyConnection, session: Session, following: int | None, facts: Facts
+) -> None:
+    """Fill in when and how a session ended."""
+    members = session.members
+    session.end_ns = max(p.end_ns for p in members)
+    session.end_known = any(p.death_ns is not None for p in members)
+    session.window_end_ns = session.end_ns
+    if following is not None and following < session.end_ns:
+        session.window_end_ns = following
+        facts.notes.append(
+            (
+                "warning",
+                f"session {session.id} still had processes when the next one started; "
+                "its time is counted up to that start",
+                f"processes of {session.id}",
+            )
+        )
+    world = members[0].world_size or _positive(facts.config.get("gpus")) or 0
+    session.world_size = max(world, len(members), max(p.rank or 0 for p in members) + 1)
+    session.job_id = next((p.job_id for p in members if p.job_id), None)
+    session.attempt = next((p.attempt for p in members if p.attempt is not None), None)
+    marks = _marks(con, members)
+    if any(kind == "complete" for kind, _ in marks) or (
+        session.end_known and all(p.clean or p.death_ns is None for p in members)
+    ):
+        session.end_reason = "completed"
+        return
+    dead = sorted(
+        (p for p in members if p.death_ns is not None and not p.clean),
+        key=lambda p: (p.end_ns, p.rank or 0),
+    )
+    if dead:
+        session.culprit = dead[0]
+        session.end_reason = dead[0].reason
+    times = [t for kind, t in marks if kind in ("failure", "hang")] + [p.end_ns for p in dead[:1]]
+    session.fail_ns = min(times, default=None)
+
+
+def _marks(con: duckdb.DuckDBPyConnection, members: list[Process]) -> list[tuple[str, int]]:
+    ids = ", ".join(str(p.process_id) for p in members)
+    query = (
+        "SELECT kind, time_ns FROM events WHERE kind IN ('complete', 'failure', 'hang') "
+        f"AND process_id IN ({ids}) ORDER BY time_ns"
+    )
+    return [(str(r["kind"]), int(r["time_ns"])) for r in store.rows(con, query)]
+
+
+def _is_over(facts: Facts) -> bool:
+    """Is it known that the run ended: by its launcher, or by its last session?"""
+    if facts.launchers:
+        return all(p.death_ns is not None for p in facts.launchers)
+    if not facts.sessions:
+        return False
+    last = facts.sessions[-1]
+    return last.end_reason == "completed" or all(p.death_ns is not None for p in last.members)
+
+
+def _positive(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+        return None
+    return int(value)
+
+
+def _members(facts: Facts) -> list[dict[str, Any]]:
+    """One row for each process of a session, with the places that it carries."""
+    rows: list[dict[str, Any]] = []
+    for session in facts.sessions:
+        present = sorted(p.rank or 0 for p in session.members)
+        missing = session.world_size - len(present)
+        if missing:
+            facts.notes.append(
+                (
+                    "info",
+                    f"session {session.id}: {missing} of {session.world_size} ranks left no rows; "
+                    f"rank {present[0]} stands for them",
+                    "processes",
+                )
+            )
+        for p in session.members:
+            rank = p.rank or 0
+            replica = p.replica
+            if replica is None:
+                replica = rank // p.stages if p.stages else rank
+            death = session.end_ns if p.death_ns is None else p.death_ns
+            rows.append(
+                {
+                    "session": session.id,
+                    "process_id": p.process_id,
+                    "rank": rank,
+                    "weight": 1 + (missing if rank == present[0] else 0),
+                    "replica": replica,
+                    "stage": p.stage,
+                    "stages": p.stages,
+                    "start_ns": p.start_ns,
+                    "init_ns": p.init_ns,
+                    "death_ns": min(death, session.window_end_ns),
+                    "phase": p.phase,
+                    "phase_since_ns": p.phase_since_ns,
+                    "phase_step": p.phase_step,
+                    "last_sign_ns": p.last_sign_ns,
+                }
+            )
+    return rows
+
+
+def _places(session: Session, slots: int) -> Iterable[dict[str, Any]]:
+    """Which rank's time line stands for which place; rank NULL: the session left it empty."""
+    present = {p.rank or 0 for p in session.members}
+    carrier = min(present)
+    for slot in range(slots):
+        rank = None if slot >= session.world_size else slot if slot in present else carrier
+        yield {"session": session.id, "slot": slot, "rank": rank}
+
+
+def _write(
+    con: duckdb.DuckDBPyConnection, facts: Facts, members: list[dict[str, Any]], gaps: str
+) -> None:
+    from badput_ledger.allocations import allocated
+
+    sessions = [
+        {
+            "session": s.id,
+            "ord": i,
+            "start_ns": s.start_ns,
+            "end_ns": s.window_end_ns,
+            "end_known": s.end_known,
+            "fail_ns": s.fail_ns,
+            "completed": s.end_reason == "completed",
+            "end_reason": s.end_reason,
+            "world_size": s.world_size,
+            "job_id": s.job_id,
+            "attempt": s.attempt,
+            "run_over": facts.over,
+        }
+        for i, s in enumerate(facts.sessions, 1)
+    ]
+    given = allocated(facts, store.rows(con, "SELECT * FROM allocations"), gaps)
+    places = [row for s in facts.sessions for row in _places(s, facts.slots)]
+    leaves = [{"name": n, "leaf": leaf} for n, leaf in SPAN_LEAVES.items()]
+    con.execute("DROP TABLE IF EXISTS allocations")
+    _insert(con, "sessions", _SESSIONS, sessions)
+    _insert(con, "members", _MEMBERS, members)
+    _insert(con, "slots", "session VARCHAR, slot INTEGER, rank INTEGER", places)
+    _insert(con, "span_leaves", "name VARCHAR, leaf VARCHAR", leaves)
+    _insert(con, "allocations", _ALLOCATIONS, given)
+
+
+_SESSIONS = (
+    "session VARCHAR, ord INTEGER, start_ns BIGINT, end_ns BIGINT, end_known BOOLEAN, "
+    "fail_ns BIGINT, completed BOOLEAN, end_reason VARCHAR, world_size INTEGER, "
+    "job_id VARCHAR, attempt INTEGER, run_over BOOLEAN"
+)
+_MEMBERS = (
+    "session VARCHAR, process_id BIGINT, rank INTEGER, weight INTEGER, replica INTEGER, "
+    "stage INTEGER, stages INTEGER, start_ns BIGINT, init_ns BIGINT, death_ns BIGINT, "
+    "phase VARCHAR, phase_since_ns BIGINT, phase_step BIGINT, last_sign_ns BIGINT"
+)
+_ALLOCATIONS = (
+    "slot INTEGER, start_ns BIGINT, end_ns BIGINT, held VARCHAR, billed BOOLEAN, evidence VARCHAR"
+)
+
+
+def _insert(
+    con: duckdb.DuckDBPyConnection, table: str, columns: str, rows: list[dict[str, Any]]
+) -> None:
+    """CREATE a table and fill it through Arrow: executemany is slow for many rows."""
+    import pyarrow as pa
+
+    con.execute(f"CREATE TABLE {table} ({columns})")
+    if not rows:
+        return
+    names = [c.split()[0] for c in columns.split(", ")]
+    data: Any = pa.table({n: [r[n] for r in rows] for n in names})
+    con.register("rows_to_insert", data)
+    con.execute(f"INSERT INTO {table} SELECT * FROM rows_to_insert")
+    con.unregister("rows_to_insert")

@@ -1,0 +1,151 @@
+"""Leaves with their bounds, and the figures made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from badput_ledger.taxonomy import LEAF_IDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from badput_ledger.books import Books
+
+_LATER = "not measured by this version"
+_MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+    "E.save": (("save",), ("save",), "no checkpoint was recorded"),
+    "E.snapshot": (("snapshot",), ("snapshot",), "no snapshot was recorded"),
+    "E.eval": (("eval",), ("eval",), "no evaluation was recorded"),
+    "E.overhead": (("overhead",), ("overhead",), "no overhead was recorded"),
+    "F.skipped": (("applied",), (), "no step says whether its update was applied"),
+    "F.uncommitted": (("committed",), (), "no step says whether it was committed"),
+    "F.padding": (("padding",), (), "padding was not recorded"),
+    "G.data": (("data",), ("data",), "waits for data were not recorded"),
+    "G.bubble": (("bubble",), (), "waits for activations and gradients were not recorded"),
+    "G.comm": (("comm",), (), "communication was not recorded"),
+    "G.host": (("host",), (), "loop time between steps was not recorded"),
+}
+"""Leaf: columns of `measured`, span names that also measure it, and why it is NULL."""
+_NEVER = (
+    "A.stop",
+    "A.spare",
+    "B.diagnosis",
+    "E.interference",
+    "G.throttle",
+    "G.recompute",
+    "G.kernel",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSum:
+    """Slot-nanoseconds of a leaf; ``ns`` None if nothing measured it."""
+
+    id: str
+    ns: int | None
+    billed_ns: int
+    lo: int
+    hi: int | None
+    tokens: int | None
+    reason: str | None
+
+
+def leaf_sums(books: Books) -> list[LeafSum]:
+    """Every leaf of the taxonomy, in its order."""
+    booked = {str(r["leaf"]): r for r in books.rows("FROM leaves")}
+    down: dict[str, int] = {}
+    up: dict[str, int] = {}
+    for row in books.rows("FROM doubts"):
+        leaf = str(row["leaf"])
+        down[leaf] = down.get(leaf, 0) + int(row["down"])
+        up[leaf] = up.get(leaf, 0) + int(row["up"])
+    tokens = _leaf_tokens(books)
+    reasons = null_reasons(books)
+    found: list[LeafSum] = []
+    for leaf in LEAF_IDS:
+        row = booked.get(leaf)
+        ns = int(row["ns"]) if row else 0
+        billed = int(row["billed_ns"]) if row else 0
+        more = up.get(leaf, 0)
+        reason = reasons.get(leaf)
+        if ns == 0 and reason:
+            hi = more or None
+            found.append(LeafSum(leaf, None, 0, 0, hi, tokens.get(leaf), reason))
+            continue
+        low = max(0, ns - down.get(leaf, 0))
+        found.append(LeafSum(leaf, ns, billed, low, ns + more, tokens.get(leaf), None))
+    return found
+
+
+def _leaf_tokens(books: Books) -> dict[str, int]:
+    """Tokens of lost, skipped and kept steps, by the leaf that takes them."""
+    found: dict[str, int] = {}
+    for row in books.rows("FROM token_counts WHERE tokens IS NOT NULL"):
+        leaf = "H.productive" if row["fate"] == "kept" else str(row["fate"])
+        found[leaf] = found.get(leaf, 0) + int(row["tokens"])
+    return found
+
+
+def null_reasons(books: Books) -> dict[str, str]:
+    """Leaves that nothing measured, with the reason."""
+    measured = books.rows("FROM measured")[0]
+    spans = {str(r["name"]) for r in books.rows("SELECT DISTINCT name FROM spans")}
+    reasons = dict.fromkeys(_NEVER, _LATER)
+    reasons["A.queue"] = "nothing says when the run was submitted"
+    for leaf, (columns, names, why) in _MEASURES.items():
+        if not any(measured[c] for c in columns) and not spans.intersection(names):
+            reasons[leaf] = why
+    if not books.rows("SELECT 1 FROM excess WHERE piped LIMIT 1"):
+        reasons["G.straggler"] = (
+            "a slow rank shows only with pipeline stages recorded, one rank a stage, "
+            "or with times of collectives"
+        )
+    return reasons
+
+
+def ratio(
+    leaves: list[LeafSum], counts: Callable[[str], bool], total: int
+) -> dict[str, float | None]:
+    """Share of the leaves that count in the total, with bounds; NULL without a total."""
+    if total <= 0:
+        return {"value": None, "lo": None, "hi": None}
+    chosen = [leaf for leaf in leaves if counts(leaf.id)]
+    value = sum(leaf.ns or 0 for leaf in chosen)
+    low = sum(leaf.lo for leaf in chosen)
+    high = sum(leaf.hi or 0 for leaf in chosen)
+    return {"value": value / total, "lo": low / total, "hi": min(total, high) / total}
+
+
+def kept_time(leaves: list[LeafSum], total: int) -> dict[str, float | None]:
+    """(G + H) / total."""
+    return ratio(leaves, lambda leaf: leaf[0] in "GH", total)
+
+
+def goodput(leaves: list[LeafSum], total: int) -> dict[str, Any]:
+    """(H + G.recompute + G.kernel) / total, with the G leaves that were measured."""
+    parts = ("H.productive", "G.recompute", "G.kernel")
+    measured = [leaf.id for leaf in leaves if leaf.id[0] == "G" and leaf.ns is not None]
+    return {**ratio(leaves, lambda leaf: leaf in parts, total), "measured": measured}
+
+
+def definitions(leaves: list[LeafSum], total: int) -> dict[str, Any]:
+    """Published definitions that follow from these books without a further assumption."""
+    by_id = {leaf.id: leaf.ns or 0 for leaf in leaves}
+    kept = sum(ns for leaf, ns in by_id.items() if leaf[0] in "GH")
+    waiting = by_id["A.queue"] + by_id["A.requeue"]
+    source = "Kokolis et al. 2024, Revisiting Reliability in Large-Scale ML Research Clusters"
+    return {
+        "ETTR with queue wait": {
+            "value": kept / total if total > 0 else None,
+            "formula": "(G + H) / total",
+            "source": source,
+            "note": "productive run time over wall-clock time from submission on",
+        },
+        "ETTR without queue wait": {
+            "value": kept / (total - waiting) if total > waiting else None,
+            "formula": "(G + H) / (total - A.queue - A.requeue)",
+            "source": source,
+            "note": "only time in which the job was scheduled",
+        },
+    }

@@ -1,0 +1,187 @@
+"""Incidents: what interrupted the run, on whose word, and what each cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from badput_ledger.clock import iso
+from badput_ledger.processes import Process, attrs_of
+
+if TYPE_CHECKING:
+    from badput_ledger.books import Books
+    from badput_ledger.facts import Session
+
+RESTART = (
+    "A.requeue", "C.launch", "C.rendezvous", "C.model", "C.data", "C.load", "C.warmup",
+)  # fmt: skip
+"""Leaves of the session that followed which an incident is charged with."""
+
+_CLAIMS = ("restart", "failure", "end", "exit", "signal", "hang", "resumed_from")
+
+
+def build_incidents(books: Books) -> list[dict[str, Any]]:
+    """One for each session that did not end on purpose and one for each hang event."""
+    leaves = _leaves_by_session(books)
+    lost = {
+        str(r["session"]): int(r["steps"])
+        for r in books.rows(
+            "SELECT session, sum(steps)::BIGINT AS steps FROM step_counts "
+            "WHERE fate LIKE 'D.%' GROUP BY session"
+        )
+    }
+    sessions = books.facts.sessions
+    found: list[dict[str, Any]] = []
+    for i, session in enumerate(sessions):
+        following = sessions[i + 1] if i + 1 < len(sessions) else None
+        hangs = _hangs(books, session)
+        found += [_hang(books, session, row, leaves) for row in hangs[:1]]
+        if session.end_reason == "completed":
+            continue
+        if following is None and not session.end_known and session.fail_ns is None:
+            continue  # the last session may still be alive
+        phases = _phases(leaves, session, following, with_hang=not hangs)
+        incident = _ended(books, session, following)
+        incident["lost_steps"] = lost.get(session.id, 0)
+        found.append(_priced(books, incident, phases))
+    for number, incident in enumerate(found, 1):
+        incident["id"] = f"i{number}"
+    return found
+
+
+def _leaves_by_session(books: Books) -> dict[str, dict[str, tuple[int, int]]]:
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for row in books.rows("FROM session_leaves WHERE session IS NOT NULL"):
+        leaf = (int(row["ns"]), int(row["billed_ns"]))
+        found.setdefault(str(row["session"]), {})[str(row["leaf"])] = leaf
+    return found
+
+
+def _phases(
+    leaves: dict[str, dict[str, tuple[int, int]]],
+    session: Session,
+    following: Session | None,
+    *,
+    with_hang: bool,
+) -> dict[str, tuple[int, int]]:
+    """The lost work and the ending of a session, and the restart of the one after it."""
+    phases = {
+        leaf: ns
+        for leaf, ns in leaves.get(session.id, {}).items()
+        if leaf[0] in "BD" and ns[0] and (with_hang or leaf != "B.hang")
+    }
+    if following is not None:
+        for leaf, ns in leaves.get(following.id, {}).items():
+            if leaf in RESTART and ns[0]:
+                phases[leaf] = ns
+    return phases
+
+
+def _priced(
+    books: Books, incident: dict[str, Any], phases: dict[str, tuple[int, int]]
+) -> dict[str, Any]:
+    incident["gpu_seconds"] = sum(ns for ns, _ in phases.values()) / 1e9
+    incident["cost"] = books.price.of(sum(billed for _, billed in phases.values()))
+    incident["phases"] = {leaf: ns / 1e9 for leaf, (ns, _) in sorted(phases.items())}
+    return incident
+
+
+def _ended(books: Books, session: Session, following: Session | None) -> dict[str, Any]:
+    culprit = session.culprit
+    said = _first_failure(books, session)
+    kind = session.end_reason
+    cause = "the session ended and nothing says why"
+    if culprit is not None:
+        cause = f"rank {culprit.rank} {culprit.cause()}"
+    if said is not None:
+        what = attrs_of(said["attrs"]).get("what")
+        if what:
+            cause = f"{cause}: {what}" if culprit is not None else str(what)
+        kind = "failure" if kind == "unknown" else kind
+    time = session.fail_ns if session.fail_ns is not None else session.end_ns
+    return {
+        "id": "",
+        "session": session.id,
+        "time": iso(time),
+        "kind": kind,
+        "rank": culprit.rank if culprit is not None else said["rank"] if said else None,
+        "cause": cause,
+        "evidence": _evidence(books, session, following, culprit, said),
+    }
+
+
+def _first_failure(books: Books, session: Session) -> dict[str, Any] | None:
+    rows = books.rows(
+        f"SELECT * FROM events WHERE kind = 'failure' AND process_id IN ({_ids(session)}) "
+        "ORDER BY time_ns, seq LIMIT 1"
+    )
+    return rows[0] if rows else None
+
+
+def _evidence(
+    books: Books,
+    session: Session,
+    following: Session | None,
+    culprit: Process | None,
+    said: dict[str, Any] | None,
+) -> list[dict[str, Any]]:
+    """Lines of a log where an importer gave them, else the event rows."""
+    ids = _ids(session) + (f", {_ids(following)}" if following is not None else "")
+    claims = ", ".join(f"'{c}'" for c in _CLAIMS)
+    lines = books.rows(
+        f"SELECT DISTINCT file, line, text FROM evidence WHERE claim IN ({claims}) "
+        f"AND process_id IN ({ids}) ORDER BY file, line LIMIT 8"
+    )
+    found: list[dict[str, Any]] = list(lines)
+    if said is not None:
+        found.append(_row(said))
+    if culprit is not None:
+        ends = books.rows(
+            "SELECT process_id, seq FROM events WHERE kind = 'end' "
+            f"AND process_id = {culprit.process_id} ORDER BY seq"
+        )
+        found += [_row(e) for e in ends]
+    if books.facts.launchers and culprit is not None and culprit.pid is not None:
+        exits = books.rows(
+            "SELECT process_id, seq FROM events WHERE kind = 'exit' "
+            f"AND TRY_CAST(json_extract_string(attrs, '$.pid') AS BIGINT) = {culprit.pid} "
+            "ORDER BY time_ns LIMIT 1"
+        )
+        found += [_row(e) for e in exits]
+    return found
+
+
+def _row(event: dict[str, Any]) -> dict[str, Any]:
+    # a 63-bit id does not survive a JSON reader that has only doubles: give it as text
+    return {"table": "events", "process_id": str(event["process_id"]), "seq": int(event["seq"])}
+
+
+def _hangs(books: Books, session: Session) -> list[dict[str, Any]]:
+    return books.rows(
+        f"SELECT * FROM events WHERE kind = 'hang' AND process_id IN ({_ids(session)}) "
+        "ORDER BY time_ns, seq"
+    )
+
+
+def _hang(
+    books: Books,
+    session: Session,
+    row: dict[str, Any],
+    leaves: dict[str, dict[str, tuple[int, int]]],
+) -> dict[str, Any]:
+    what = attrs_of(row["attrs"]).get("what")
+    incident = {
+        "id": "",
+        "session": session.id,
+        "time": iso(int(row["time_ns"])),
+        "kind": "hang",
+        "rank": row["rank"],
+        "cause": str(what) if what else f"rank {row['rank']} made no progress",
+        "evidence": [_row(row)],
+        "lost_steps": 0,
+    }
+    hang = leaves.get(session.id, {}).get("B.hang")
+    return _priced(books, incident, {"B.hang": hang} if hang else {})
+
+
+def _ids(session: Session) -> str:
+    return ", ".join(str(p.process_id) for p in session.members)

@@ -1,0 +1,60 @@
+"""The price of a GPU-hour: from the caller or from the run's own configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from badput_ledger.errors import BooksError
+
+HOUR_NS = 3_600_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Money for one place for one hour; ``per_hour`` None makes every dollar NULL."""
+
+    per_hour: float | None
+    currency: str
+    source: str | None
+
+    def of(self, ns: int) -> float | None:
+        """Cost of ``ns`` billed nanoseconds of one place."""
+        return None if self.per_hour is None else ns / HOUR_NS * self.per_hour
+
+
+def parse_price(text: str) -> float:
+    """A price given as text. Raises BooksError unless it is a finite number >= 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise BooksError(
+            f"the price {text!r} is not a number; give money per GPU-hour such as 2.50."
+        ) from None
+    return check_price(value)
+
+
+def check_price(value: float) -> float:
+    """``value`` if it can be a price. Raises BooksError otherwise."""
+    if not math.isfinite(value) or value < 0:
+        raise BooksError(
+            f"the price {value} cannot be; give a finite number of money per GPU-hour, 0 or more."
+        )
+    return value
+
+
+def choose_price(given: float | None, config: dict[str, object], currency: str) -> Price:
+    """The caller's price, else the run's; raises BooksError for a bad given one.
+
+    A bad price in the run's configuration counts as unknown.
+    """
+    if given is not None:
+        return Price(check_price(given), currency, "given")
+    said = config.get("price_per_gpu_hour")
+    if isinstance(said, int | float) and not isinstance(said, bool):
+        if math.isfinite(said) and said >= 0:
+            own = config.get("currency")
+            return Price(
+                float(said), own if isinstance(own, str) else currency, "run configuration"
+            )
+    return Price(None, currency, None)

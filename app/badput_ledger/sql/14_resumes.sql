@@ -1,0 +1,32 @@
+-- Where each session began: the checkpoint that it loaded, else the step before its first.
+-- A loaded path that this run never wrote says nothing about this run's step numbers.
+WITH loads AS (
+    SELECT m.session, rtrim(c.path, '/') AS path, c.step
+    FROM checkpoints c JOIN members m USING (process_id)
+    LEFT JOIN rank_steps k ON k.session = m.session AND k.rank = m.rank
+    WHERE c.op = 'load' AND coalesce(c.ok, true)
+      AND (k.first_start_ns IS NULL OR c.start_ns <= k.first_start_ns)
+),
+traced AS (
+    SELECT l.session, l.step, l.path,
+           (SELECT arg_max(struct_pack(session := v.session, step := v.step), v.start_ns)
+            FROM saves v JOIN sessions sv ON sv.session = v.session
+            WHERE l.path IS NOT NULL AND list_contains(v.paths, l.path) AND sv.ord < s.ord) AS origin
+    FROM loads l JOIN sessions s ON s.session = l.session
+),
+loaded AS (
+    SELECT session, any_value(origin.session) AS writer,
+           min(coalesce(step, origin.step)) FILTER (WHERE origin IS NOT NULL OR path IS NULL) AS step,
+           count(*) AS loads, bool_or(path IS NOT NULL AND origin IS NULL) AS outside
+    FROM traced GROUP BY session
+),
+stepped AS (
+    SELECT session, min(before_first) AS before_first, min(last_step) AS completed_upto
+    FROM rank_steps GROUP BY session
+)
+SELECT s.session, s.ord, s.job_id, s.attempt,
+       t.before_first + 1 AS first_step,
+       CASE WHEN t.completed_upto > t.before_first THEN t.completed_upto END AS completed_upto,
+       coalesce(l.step, t.before_first) AS resumed_from,
+       l.writer, coalesce(l.loads, 0) AS loads, coalesce(l.outside, false) AS outside
+FROM sessions s LEFT JOIN stepped t USING (session) LEFT JOIN loaded l USING (session)

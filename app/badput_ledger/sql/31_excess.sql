@@ -1,0 +1,25 @@
+-- Warm-up and straggler excess of each step row.
+-- rows: many
+WITH warm AS (
+    SELECT f.*, u.b_ns AS all_b_ns, g.busy_ns AS usual_busy_ns, f.plain_ns AS full_plain_ns,
+           u.b_ns IS NOT NULL AND coalesce(f.row_step < u.first_usual_step, true) AS early_step,
+           part_of(greatest(f.plain_ns - g.b_ns * f.row_steps, 0), num, den, rest) AS over_ns,
+           g.b_ns AS stage_b_ns
+    FROM fates f LEFT JOIN usual u USING (session)
+    LEFT JOIN stage_usual g ON g.session = f.session AND g.stage = coalesce(f.stage, -1)
+),
+booked AS (
+    SELECT *, CASE WHEN early_step OR compile_ns > 0
+                   THEN greatest(compile_ns, coalesce(over_ns, 0)) ELSE 0 END AS warm_ns
+    FROM warm
+),
+-- One rank a stage and replica, every stage known: only then is a slow stage told apart.
+piped AS (
+    SELECT session FROM members GROUP BY session
+    HAVING max(stages) >= 2 AND count(stage) = count(*)
+       AND count(*) = count(DISTINCT (replica, stage))
+)
+SELECT b.*, p.session IS NOT NULL AS piped,
+       CASE WHEN p.session IS NULL OR b.usual_busy_ns IS NULL THEN 0
+            ELSE greatest(b.busy_ns - b.warm_ns - b.usual_busy_ns * b.n_steps, 0) END AS slow_ns
+FROM booked b LEFT JOIN piped p ON p.session = b.session

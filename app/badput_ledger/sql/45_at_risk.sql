@@ -1,0 +1,16 @@
+-- What the steps after the last durable checkpoint hold, while the end of the run is unknown.
+WITH risky AS (
+    SELECT d.*, m.weight FROM divided d JOIN members m USING (session, rank)
+    WHERE d.at_risk_after IS NOT NULL AND d.step > d.at_risk_after AND d.fate NOT LIKE 'D.%'
+),
+parts AS (
+    SELECT leaf, ns::HUGEINT * weight AS ns FROM risky
+    UNPIVOT (ns FOR leaf IN ("E.save", "E.snapshot", "E.eval", "E.overhead", "G.data", "G.bubble",
+             "G.straggler", "G.comm", "G.host", "U.unaccounted", "F.padding"))
+    UNION ALL
+    SELECT CASE fate WHEN 'kept' THEN 'H.productive' ELSE fate END,
+           (rest_ns - "F.padding")::HUGEINT * weight FROM risky
+    UNION ALL
+    SELECT 'D.tail', (time_ns - "C.warmup")::HUGEINT * weight FROM risky
+)
+SELECT leaf, sum(ns)::DECIMAL(38, 0) AS ns FROM parts GROUP BY leaf HAVING sum(ns) <> 0

@@ -1,0 +1,49 @@
+-- What is not certain, for the bounds: `down` may belong elsewhere, `up` may be missing.
+WITH segment_doubts AS (
+    SELECT session, rank, 'C.model' AS leaf, stop_ns - start_ns AS down, 0 AS up, 'uncovered start-up' AS why
+    FROM rank_segments WHERE kind = 'uncovered start-up'
+    UNION ALL
+    SELECT g.session, g.rank, o.leaf, 0, g.stop_ns - g.start_ns, 'uncovered start-up'
+    FROM rank_segments g, (VALUES ('C.data'), ('C.load'), ('C.rendezvous')) o(leaf)
+    WHERE g.kind = 'uncovered start-up'
+    UNION ALL
+    -- where the step under way ended and the hang began is an estimate
+    SELECT g.session, g.rank, v.leaf, CASE WHEN v.leaf = g.leaf THEN g.stop_ns - g.start_ns ELSE 0 END,
+           CASE WHEN v.leaf = g.leaf THEN 0 ELSE g.stop_ns - g.start_ns END, 'partial step or hang'
+    FROM tail_segments g, (VALUES ('D.partial'), ('B.hang'), ('B.teardown')) v(leaf)
+    WHERE g.leaf IN ('D.partial', 'B.hang') AND g.stop_ns > g.start_ns
+    UNION ALL
+    -- steps that ran after the last logged line
+    SELECT g.session, g.rank, v.leaf, 0, g.stop_ns - g.start_ns, 'steps between log lines'
+    FROM tail_segments g JOIN ends e USING (session, rank),
+         (VALUES ('D.recomputed'), ('D.tail')) v(leaf)
+    WHERE g.leaf IN ('D.partial', 'B.hang') AND e.log_interval > 1 AND g.stop_ns > g.start_ns
+    UNION ALL
+    -- spans whose end was never seen
+    SELECT g.session, g.rank, v.leaf, CASE WHEN v.leaf = g.leaf THEN g.stop_ns - g.start_ns ELSE 0 END,
+           CASE WHEN v.leaf = g.leaf THEN 0 ELSE g.stop_ns - g.start_ns END, 'span without an end'
+    FROM rank_segments g JOIN span_rows p USING (process_id, seq),
+         (SELECT unnest([g.leaf, 'U.unaccounted', 'G.host', 'G.data', 'B.teardown', 'B.hang', 'D.partial', 'C.model']) AS leaf) v
+    WHERE g.kind = 'span' AND p.open_end
+),
+ranked AS (
+    SELECT leaf, sum(down::HUGEINT * m.weight) AS down, sum(up::HUGEINT * m.weight) AS up, why
+    FROM segment_doubts JOIN members m USING (session, rank) GROUP BY leaf, why
+),
+silent AS (
+    -- a session whose end nothing tells may have lived on into the gap after it
+    SELECT g.leaf, sum(g.stop_ns - g.start_ns)::HUGEINT AS ns
+    FROM slot_gaps g JOIN sessions a ON a.session = g.session
+    JOIN sessions b ON b.ord = a.ord - 1 AND NOT b.end_known
+    WHERE g.leaf IN ('C.launch', 'A.requeue') GROUP BY g.leaf
+)
+SELECT leaf, down::DECIMAL(38, 0) AS down, up::DECIMAL(38, 0) AS up, why FROM ranked
+UNION ALL
+SELECT v.leaf, CASE WHEN v.leaf = s.leaf THEN s.ns ELSE 0 END,
+       CASE WHEN v.leaf = s.leaf THEN 0 ELSE s.ns END, 'end of a session not seen'
+FROM silent s, (SELECT unnest([s.leaf, 'D.partial', 'B.hang', 'B.teardown']) AS leaf) v
+UNION ALL
+-- steps after the last durable checkpoint of a run that may have broken off
+SELECT v.leaf, CASE WHEN v.leaf = 'D.tail' THEN 0 ELSE v.ns END,
+       CASE WHEN v.leaf = 'D.tail' THEN v.ns ELSE 0 END, 'end of the run not seen'
+FROM at_risk v

@@ -1,0 +1,256 @@
+"""Facts of a run folder as DuckDB tables.
+
+Every part is looked at before DuckDB sees it: one bad part costs one part, not the
+run. Files are given to DuckDB as an explicit list, never as a glob, and every column
+is cast to the type of the schema; columns that no part has are NULL, and columns of
+a newer writer are ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import duckdb
+from badput.parts import FACTS
+from badput.schema import TABLES, Column
+
+from badput_ledger.errors import BooksError
+
+SQL_TYPES = {
+    "int64": "BIGINT",
+    "int32": "INTEGER",
+    "float64": "DOUBLE",
+    "bool": "BOOLEAN",
+    "string": "VARCHAR",
+}
+MATERIALISE_ROWS = 5_000_000
+"""Tables with more rows stay views over the parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One readable part: where it lies, its columns, rows and key ranges."""
+
+    path: str
+    columns: frozenset[str]
+    rows: int
+    keys: tuple[tuple[int, int, int, int], ...]
+    """(process_id low, high, seq low, high) of each row group; empty if unknown."""
+
+
+def run_folder(path: str | os.PathLike[str]) -> Path:
+    """``path`` as a run folder. Raises BooksError if it is not one that can be read."""
+    folder = Path(path)
+    try:
+        names = set(os.listdir(folder))
+        tables = set(os.listdir(folder / FACTS)) if FACTS in names else set[str]()
+    except FileNotFoundError:
+        raise BooksError(f"{folder}: no such folder; give the folder of a run.") from None
+    except NotADirectoryError:
+        raise BooksError(
+            f"{folder} is a file, not the folder of a run; logs become one with `badput import`."
+        ) from None
+    except OSError as error:
+        raise BooksError(f"{folder} cannot be read: {error.strerror}.") from None
+    if not names:
+        raise BooksError(f"{folder} is empty; the folder of a run holds {FACTS}/TABLE/*.parquet.")
+    if not tables.intersection(TABLES):
+        raise BooksError(
+            f"{folder} is not the folder of a run: it has no {FACTS}/ with tables of badput; "
+            "logs become one with `badput import`."
+        )
+    return folder
+
+
+def read_parts(folder: Path, table: str) -> tuple[list[Part], list[str]]:
+    """The good parts of a table and one sentence for each part that is skipped."""
+    where = folder / FACTS / table
+    try:
+        names = sorted(os.listdir(where))
+    except (FileNotFoundError, NotADirectoryError):
+        return [], []
+    except OSError as error:
+        return [], [f"{where} cannot be read ({error.strerror}); the table is taken as empty."]
+    good: list[Part] = []
+    broken: list[str] = []
+    for name in names:
+        if not name.endswith(".parquet") or name.startswith("."):
+            continue
+        part = _look_at(where / name, table)
+        if isinstance(part, str):
+            broken.append(f"{where / name}: {part}; the part is skipped.")
+        elif part.rows:
+            good.append(part)
+    return good, broken
+
+
+def _look_at(path: Path, table: str) -> Part | str:
+    """Read the footer. Returns the part, or why it cannot be used."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.stat().st_size == 0:
+            return "the file is empty"
+        meta: Any = pq.read_metadata(path)
+        schema: Any = meta.schema.to_arrow_schema()
+    except OSError as error:
+        if error.errno:
+            return f"cannot be read ({error.strerror})"
+        return "not a complete Parquet file (cut off or still being written)"
+    except (pa.ArrowException, ValueError):
+        return "not a complete Parquet file (cut off or still being written)"
+    types = {field.name: field.type for field in schema}
+    for column in TABLES[table].columns:
+        if column.name not in types:
+            if not column.nullable:
+                return f"not a part of table {table} (no column {column.name})"
+        elif not _fits(column, types[column.name]):
+            return f"column {column.name} is {types[column.name]}, expected {column.type}"
+    known = frozenset(c.name for c in TABLES[table].columns) & frozenset(types)
+    return Part(str(path), known, int(meta.num_rows), _key_ranges(meta, schema.names))
+
+
+def _fits(column: Column, kind: Any) -> bool:
+    """Can the stored type be read as the schema's without changing a value?"""
+    import pyarrow.types as pt
+
+    if pt.is_null(kind):
+        return column.nullable
+    if column.type in ("int64", "int32"):
+        return bool(pt.is_integer(kind))
+    if column.type == "float64":
+        return bool(pt.is_floating(kind) or pt.is_integer(kind))
+    if column.type == "bool":
+        return bool(pt.is_boolean(kind))
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind))
+
+
+def _key_ranges(meta: Any, names: list[str]) -> tuple[tuple[int, int, int, int], ...]:
+    if "process_id" not in names or "seq" not in names:
+        return ()
+    at = [names.index("process_id"), names.index("seq")]
+    found: list[tuple[int, int, int, int]] = []
+    for group in range(meta.num_row_groups):
+        stats = [meta.row_group(group).column(i).statistics for i in at]
+        if any(s is None or not s.has_min_max for s in stats):
+            return ()
+        found.append((stats[0].min, stats[0].max, stats[1].min, stats[1].max))
+    return tuple(found)
+
+
+def may_repeat(parts: list[Part]) -> bool:
+    """Could two parts hold the same (process_id, seq)? Told by their key ranges alone."""
+    boxes: list[tuple[int, int, int, int]] = []
+    for part in parts:
+        if not part.keys:
+            return True
+        boxes.extend(part.keys)
+    boxes.sort()
+    for i, (_, high, seq_low, seq_high) in enumerate(boxes):
+        for low2, _, seq_low2, seq_high2 in boxes[i + 1 : i + 65]:
+            if low2 > high:
+                break
+            if seq_low2 <= seq_high and seq_low <= seq_high2:
+                return True
+    return False
+
+
+def connect() -> duckdb.DuckDBPyConnection:
+    """An in-memory database within half of the memory and the CPUs that we may use."""
+    threads = max(1, len(os.sched_getaffinity(0)))
+    return duckdb.connect(
+        ":memory:", config={"memory_limit": f"{_memory_bytes() // 2}B", "threads": threads}
+    )
+
+
+def _memory_bytes() -> int:
+    """The smaller of the machine's memory and the control group's limit, in bytes."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = min(limit, int(Path(name).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # absent, or "max"
+    return max(limit, 256 << 20)
+
+
+def load(con: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
+    """Make every table of the schema in ``con``; returns sentences about skipped parts."""
+    broken: list[str] = []
+    for table in TABLES:
+        parts, bad = read_parts(folder, table)
+        broken += bad
+        parts, bad = _make_table(con, table, parts)
+        broken += bad
+    return broken
+
+
+def _make_table(
+    con: duckdb.DuckDBPyConnection, table: str, parts: list[Part]
+) -> tuple[list[Part], list[str]]:
+    """CREATE the table, leaving out parts whose pages turn out to be damaged."""
+    try:
+        _create(con, table, parts)
+    except duckdb.Error:
+        good = [p for p in parts if _readable(con, table, p)]
+        lost = [p for p in parts if p not in good]
+        if not lost:
+            raise
+        _create(con, table, good)
+        return good, [f"{p.path}: its pages are damaged; the part is skipped." for p in lost]
+    return parts, []
+
+
+def _readable(con: duckdb.DuckDBPyConnection, table: str, part: Part) -> bool:
+    try:
+        con.execute(f"SELECT count(COLUMNS(*)) FROM ({_select(table, [part])})").fetchall()
+    except duckdb.Error:
+        return False
+    return True
+
+
+def _create(con: duckdb.DuckDBPyConnection, table: str, parts: list[Part]) -> None:
+    rows = sum(p.rows for p in parts)
+    con.execute(f'DROP VIEW IF EXISTS "{table}_parts"')
+    if not parts:
+        columns = ", ".join(f'"{c.name}" {SQL_TYPES[c.type]}' for c in TABLES[table].columns)
+        con.execute(f'CREATE TABLE "{table}" ({columns})')
+        return
+    names = {c.name for c in TABLES[table].columns}
+    query = _select(table, parts)
+    if {"process_id", "seq"} <= names and (rows < 200_000 or may_repeat(parts)):
+        query = f"SELECT DISTINCT ON (process_id, seq) * FROM ({query})"
+    elif table in ("processes", "runs", "allocations", "gpu_samples", "evidence"):
+        query = f"SELECT DISTINCT * FROM ({query})"
+    what = "TABLE" if rows <= MATERIALISE_ROWS else "VIEW"
+    con.execute(f'CREATE {what} "{table}" AS {query}')
+
+
+def _select(table: str, parts: list[Part]) -> str:
+    """A SELECT over an explicit, escaped file list that gives the schema's columns."""
+    present: set[str] = set()
+    for part in parts:
+        present |= part.columns
+    columns = [
+        f'CAST("{c.name}" AS {SQL_TYPES[c.type]}) AS "{c.name}"'
+        if c.name in present
+        else f'CAST(NULL AS {SQL_TYPES[c.type]}) AS "{c.name}"'
+        for c in TABLES[table].columns
+    ]
+    keys = [f'"{c.name}" IS NOT NULL' for c in TABLES[table].columns if not c.nullable]
+    files = ", ".join("'" + p.path.replace("'", "''") + "'" for p in parts)
+    return (
+        f"SELECT {', '.join(columns)} FROM read_parquet([{files}], "
+        f"hive_partitioning = false, union_by_name = true) WHERE {' AND '.join(keys)}"
+    )
+
+
+def rows(con: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
+    """The answer of a query as dicts by column name."""
+    cursor = con.execute(query)
+    names = [str(d[0]) for d in cast(list[Any], cursor.description)]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -1,0 +1,155 @@
+"""The report as text for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from badput_ledger.taxonomy import BY_ID, GROUPS
+
+WIDTH = 80
+
+
+def render(report: dict[str, Any]) -> str:
+    """Verdict first, then the waterfall, steps, sessions, incidents and caveats."""
+    lines: list[str] = []
+    verdict, run = report["verdict"], report["run"]
+    for label, key in (("", "headline"), ("Why:  ", "why"), ("Next: ", "next")):
+        indent = " " * len(label)
+        lines += textwrap.wrap(
+            label + clean(verdict[key]), WIDTH, subsequent_indent=indent, break_on_hyphens=False
+        )
+    lines += ["", *_wrapped(f"run {clean(run['name'])}, source {clean(run['source'])}, "
+              f"{run['start']} to {run['end']}")]  # fmt: skip
+    lines += _waterfall(report) + _steps(report) + _pipeline(report)
+    lines += _sessions(report) + _incidents(report) + _quality(report)
+    return "\n".join(lines) + "\n"
+
+
+def clean(text: object) -> str:
+    """Text of a run made safe for a terminal: no control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )
+
+
+def _money(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def _waterfall(report: dict[str, Any]) -> list[str]:
+    unit, total = report["units"], report["total_gpu_seconds"]
+    priced = report["cost"]["total"] is not None
+    head = f"{'leaf':<28}{unit + '-hours':>12}{'share':>8}"
+    head += f"{report['cost']['currency']:>12}" if priced else ""
+    lines = ["", head + "  bounds, if not exact", "-" * WIDTH]
+    group = ""
+    for leaf, row in report["leaves"].items():
+        if not row["gpu_seconds"]:
+            continue
+        if leaf[0] != group:
+            group = leaf[0]
+            lines.append(f"{group} {GROUPS[group]}")
+        share = row["gpu_seconds"] / total if total else 0.0
+        text = f"  {leaf[2:] + ' ' + _title(leaf):<26.26}{row['gpu_seconds'] / 3600:>12.5f}{share:>8.1%}"
+        text += f"{_money(row['cost']):>12}" if priced else ""
+        if row["lo"] != row["gpu_seconds"] or row["hi"] != row["gpu_seconds"]:
+            text += f"  {row['lo'] / 3600:.5f}..{row['hi'] / 3600:.5f}"
+        lines.append(text)
+    end = f"{'total':<28}{total / 3600:>12.5f}{'100.0%' if total else '-':>8}"
+    lines += ["-" * WIDTH, end + (f"{_money(report['cost']['total']):>12}" if priced else "")]
+    return lines + _figures(report)
+
+
+def _title(leaf: str) -> str:
+    title, name = BY_ID[leaf].title, leaf[2:]
+    return "" if name in title or title in name else f"({title})"
+
+
+def _figures(report: dict[str, Any]) -> list[str]:
+    kept, good = report["kept_time"], report["goodput"]
+    if kept["value"] is None:
+        return []
+    measured = ", ".join(m[2:] for m in good["measured"]) or "nothing inside steps"
+    lines = ["", f"kept time {kept['value']:.2%} (between {kept['lo']:.2%} and {kept['hi']:.2%})"]
+    lines += _wrapped(f"goodput   {good['value']:.2%} (measured inside steps: {measured})")
+    unknown = [leaf for leaf, row in report["leaves"].items() if row["gpu_seconds"] is None]
+    return lines + _wrapped("not measured, so inside other leaves: " + ", ".join(unknown))
+
+
+def _steps(report: dict[str, Any]) -> list[str]:
+    steps, tokens = report["steps"], report["tokens"]
+    text = (
+        f"steps     {steps['executed']} executed = {steps['kept']} kept + {steps['lost']} lost"
+        f" + {steps['skipped']} skipped"
+    )
+    if steps["lost_hi"] != steps["lost"]:
+        text += f" (lost: {steps['lost_lo']} to {steps['lost_hi']})"
+    lines = ["", *_wrapped(text)]
+    if tokens["processed"] is not None:
+        lines += _wrapped(
+            f"tokens    {tokens['processed']:,} processed, {tokens['kept']:,} kept, "
+            f"{tokens['lost']:,} lost, {tokens['skipped']:,} skipped"
+        )
+    per = report["cost"]["per_kept_token"]
+    if per is not None:
+        cost = report["cost"]
+        lines.append(f"cost      {per * 1e6:,.4g} {cost['currency']} per million kept tokens")
+    return lines
+
+
+def _pipeline(report: dict[str, Any]) -> list[str]:
+    pipe = report["pipeline"]
+    if not pipe or pipe["actual_bubble"] is None:
+        return []
+    ideal = "not known" if pipe["ideal_bubble"] is None else f"{pipe['ideal_bubble']:.1%}"
+    text = f"bubble    {pipe['actual_bubble']:.1%} of kept steps; the schedule's ideal is {ideal}"
+    return _wrapped(text)
+
+
+def _sessions(report: dict[str, Any]) -> list[str]:
+    lines = ["", "session  steps            kept    lost  gap before  ended"]
+    for s in report["sessions"]:
+        steps = "none" if s["last_step"] is None else f"{s['first_step']}..{s['last_step']}"
+        gap = "-" if s["gap_before_s"] is None else f"{s['gap_before_s']:.1f} s"
+        lines.append(
+            f"{s['id']:<9}{steps:<14}{s['kept_steps']:>7}{s['lost_steps']:>8}{gap:>12}  {s['end_reason']}"
+        )
+    return lines
+
+
+def _incidents(report: dict[str, Any]) -> list[str]:
+    if not report["incidents"]:
+        return []
+    lines = ["", "incidents"]
+    for i in report["incidents"]:
+        cost = "" if i["cost"] is None else f", {_money(i['cost'])} {report['cost']['currency']}"
+        text = (
+            f"{i['id']} {i['time']} {i['session']}: {clean(i['cause'])}; {i['lost_steps']} steps lost, "
+            f"{i['gpu_seconds'] / 3600:.5f} {report['units']}-hours{cost}"
+        )
+        lines += _wrapped(text, "  ")
+        for e in i["evidence"][:3]:
+            if "file" in e:
+                lines += _wrapped(
+                    f"{clean(e['file'])}:{e['line']}: {clean(e['text'] or '')}"[:300], "     "
+                )
+    return lines
+
+
+def _quality(report: dict[str, Any]) -> list[str]:
+    if not report["quality"]:
+        return []
+    lines = ["", "to know"]
+    for note in report["quality"][:12]:
+        lines += _wrapped(f"{note['severity']}: {clean(note['what'])}", "  ")
+    more = len(report["quality"]) - 12
+    return lines + ([f"  and {more} more in --json"] if more > 0 else [])
