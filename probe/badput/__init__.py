@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from badput.recorder import Recorder
-    from badput.spans import Span
+    from badput.spans import Data, Span
     from badput.steps import Step
 
     T = TypeVar("T")
@@ -48,6 +48,8 @@ class Nothing:
 _NOTHING = Nothing()
 _recorder: Recorder | None = None
 _step: Step | None = None
+_make_span: type[Span] | None = None
+_make_data: type[Data] | None = None
 _fork_hook = False
 
 
@@ -72,7 +74,7 @@ def init(
     or a formula id with its inputs. ``role``: ``rank``, or ``launcher`` for an outer loop that
     starts ranks. Rank and world come from the launcher's environment unless given.
     """
-    global _recorder, _step  # noqa: PLW0603 - one probe a process
+    global _recorder, _step, _make_span, _make_data  # noqa: PLW0603 - one probe a process
     if os.environ.get("BADPUT_DISABLE") == "1":
         return
     from badput import guard
@@ -82,7 +84,9 @@ def init(
             guard.say("init", "init() again is ignored; call close() first to begin anew")
             return
         from badput import session
+        from badput.spans import Data, Span
 
+        _make_span, _make_data = Span, Data
         guard.reset()
         guard.on_switch_off(_switch_off)
         given = {
@@ -92,7 +96,6 @@ def init(
         }  # fmt: skip
         _recorder = session.start(path, given)
         if _recorder is not None:
-            _step = _recorder.step
             _watch_forks()
     except Exception as error:  # noqa: BLE001 - guard
         guard.fail("init", error)
@@ -115,20 +118,27 @@ def step(
     """
     current = _step
     if current is None:
-        return _NOTHING
+        current = _first_step()
+        if current is None:
+            return _NOTHING
     try:
         if current.open:
             return _nested()
-        current.wanted = number
-        current.tokens = tokens
-        current.samples = samples
-        current.padding = padding
-        current.flags = current.source = 0
-        if not (
-            (tokens is None or type(tokens) is int)
-            and number is samples is padding is source is committed is None
+        if tokens is not current.tokens:
+            if type(tokens) is int and 0 <= tokens < 1 << 62:
+                current.counts[5] = current.tokens = tokens
+            else:
+                current.take_tokens(tokens)
+        if (
+            number is not None
+            or samples is not None
+            or padding is not None
+            or source is not None
+            or committed is not None
         ):
-            current.take(number, tokens, samples, padding, source, committed)
+            current.take(
+                number=number, samples=samples, padding=padding, source=source, committed=committed
+            )
     except Exception as error:  # noqa: BLE001 - guard
         _fail("step", error)
     return current
@@ -141,13 +151,11 @@ def span(name: str, **attrs: Any) -> Span | Nothing:
     ``save`` and ``load`` take ``step=`` (the last one contained), ``path=``, ``bytes=`` and
     ``durable=``.
     """
-    recorder = _recorder
-    if recorder is None:
+    recorder, make = _recorder, _make_span
+    if recorder is None or make is None:
         return _NOTHING
     try:
-        from badput.spans import Span
-
-        return Span(recorder, str(name), attrs)
+        return make(recorder, name if type(name) is str else str(name), attrs)
     except Exception as error:  # noqa: BLE001 - guard
         _fail("span", error)
         return _NOTHING
@@ -155,13 +163,11 @@ def span(name: str, **attrs: Any) -> Span | Nothing:
 
 def data(iterable: Iterable[T]) -> Iterable[T]:
     """``iterable``, with the time spent waiting for its items measured."""
-    recorder = _recorder
-    if recorder is None:
+    recorder, make = _recorder, _make_data
+    if recorder is None or make is None:
         return iterable
     try:
-        from badput.spans import Data
-
-        return Data(recorder, iterable)
+        return make(recorder, iterable)
     except Exception as error:  # noqa: BLE001 - guard
         _fail("data", error)
         return iterable
@@ -198,6 +204,14 @@ def close(timeout: float = 2.0) -> None:
         session.stop(recorder, float(timeout))
     except Exception as error:  # noqa: BLE001 - guard
         _fail("close", error)
+
+
+def _first_step() -> Step | None:
+    global _step  # noqa: PLW0603 - one probe a process
+    recorder = _recorder
+    if recorder is not None:
+        _step = recorder.first_step()
+    return _step
 
 
 def _nested() -> Nothing:

@@ -99,7 +99,7 @@ class Drain:
             table = steps_table(batch, self.facts, position.names)
             self.written.append(write_part(self.run, "steps", name, table))
             last = batch.steps[-1]
-            position.last_step = [last[4], last[5], last[5] + last[6]]
+            position.last_step = [last[4], last[5], last[6]]
             position.last_sign = max(position.last_sign, position.last_step[2])
         self._write_rows(name, rows)
         position.records += batch.count

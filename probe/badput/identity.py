@@ -1,5 +1,5 @@
 # No pathlib: the training process imports this, and pathlib is slow to import.
-# ruff: noqa: PTH
+# ruff: noqa: PTH110, PTH115
 """Who this process is: rank, world, launcher, host and when it was born.
 
 Only a few named environment variables are read; the environment as a whole, the command line

@@ -30,10 +30,12 @@ WRITER = Struct("<QQQ")  # segment being written, records dropped, closed (0 or 
 READER_AT = 128
 READER = Struct("<QQQ")  # first segment not yet drained, next sequence number, ended (0 or 1)
 SLOT_AT = 256
-SLOT_STRIDE = 64
-SLOT = Struct("<QqQQQ")  # version, step, phase id, since (monotonic ns), version again
-"""Two state slots take turns. A slot whose two versions differ was torn by a kill; the
-other one then still holds the state before it."""
+SLOT = Struct("<QQ")  # since (monotonic ns), step << 16 | phase id
+"""Two state slots take turns, and the one with the later time holds. The time is written last,
+so a slot that a kill left half written still has its old time, and the other one holds."""
+SLOT_WORD = SLOT_AT // 8
+SLOT_TURN = 8
+"""The same in 8-byte words: where the first slot is, and what to xor to get the other one."""
 
 # -- segments -------------------------------------------------------------------------------
 SEGMENT_SIZE = 1 << 20
@@ -53,21 +55,28 @@ STEP, NAME, SPAN_BEGIN, SPAN, EVENT, CLOSE, FULL = 1, 2, 3, 4, 5, 6, 7
 """Record types; 0 is a place not written yet. FULL says: go on in the next segment."""
 
 STEP_SIZE = 256
-STEP_BODY = Struct("<HHIQqQQQqqqddII")
-"""Head, then step, start, dur, pre_data, tokens, samples, padding, loss, grad_norm, source id,
+STEP_BODY = Struct("<HHIQqQQqdQqqdII")
+"""Head, then step, start, end, tokens, loss, pre_data, samples, padding, grad_norm, source id,
 spare. Counts that are not known are -1; the flags say which of the others are known."""
-STEP_USED = STEP_BODY.size
+STEP_SHORT = 64
+"""Without the flag WHOLE only the bytes up to here, pre_data included, are meant and covered
+by the crc, which is all that most steps need."""
+STEP_HOT_AT = 8
+STEP_HOT = Struct("<QqQQ")
+"""What changes with every step: sequence number, step, start, end."""
+FLAGS_AT, TOKENS_AT, LOSS_AT, PRE_AT, SAMPLES_AT, PADDING_AT, GRAD_NORM_AT, SOURCE_AT = (
+    2, 40, 48, 56, 64, 72, 80, 88,
+)  # fmt: skip
 ACC_AT = 112
 ACC = Struct("<15Q")
 """Nanoseconds by category, in the order of schema.STEP_CATEGORIES; ACC_NULL: never used."""
 ACC_NULL = (1 << 64) - 1
-ACC_END = ACC_AT + ACC.size
+STEP_WHOLE = ACC_AT + ACC.size
 STEP_CRC_AT = STEP_SIZE - CRC.size
 
-HAS_LOSS, HAS_GRAD_NORM, HAS_ACC = 1, 2, 4
+WHOLE, HAS_LOSS, HAS_GRAD_NORM = 1, 2, 4
 APPLIED_KNOWN, APPLIED, COMMITTED_KNOWN, COMMITTED = 8, 16, 32, 64
-"""Flags of a step record. Without HAS_ACC the accumulators are not written, and the crc
-covers only the first STEP_USED bytes."""
+"""Flags of a step record."""
 
 # -- phases of the state slot ---------------------------------------------------------------
 PHASE_UNKNOWN, PHASE_INIT, PHASE_LOOP, PHASE_STEP = 0, 1, 2, 3

@@ -122,13 +122,13 @@ class SpoolReader:
 
     def slot(self) -> tuple[int, int, int] | None:
         """The state slot: step, phase id, since (monotonic ns); None if there is no good one."""
-        best: tuple[int, int, int, int] | None = None
+        best: tuple[int, int, int] | None = None
         for turn in (0, 1):
-            page = os.pread(self._control_fd, lo.SLOT.size, lo.SLOT_AT + turn * lo.SLOT_STRIDE)
-            version, step, phase, since, again = lo.SLOT.unpack(page)
-            if version == again and version > 0 and (best is None or version > best[0]):
-                best = (version, step, phase, since)
-        return None if best is None else best[1:]
+            page = os.pread(self._control_fd, lo.SLOT.size, lo.SLOT_AT + turn * 8 * lo.SLOT_TURN)
+            since, what = lo.SLOT.unpack(page)
+            if since > 0 and (best is None or since > best[2]):
+                best = (what >> 16, what & 0xFFFF, since)
+        return best
 
     # -- the acknowledged position ----------------------------------------------------------
     def load_position(self) -> Position:
@@ -204,7 +204,7 @@ class SpoolReader:
                 check = size - crc_size
                 covered = check
                 if kind == lo.STEP:
-                    covered = lo.ACC_END if flags & lo.HAS_ACC else lo.STEP_USED
+                    covered = lo.STEP_WHOLE if flags & lo.WHOLE else lo.STEP_SHORT
                 (crc,) = lo.CRC.unpack_from(data, offset + check)
                 if crc32(view[offset : offset + covered]) != crc:
                     batch.stuck = True
@@ -212,11 +212,7 @@ class SpoolReader:
                 if kind == lo.FULL:
                     return True
                 if kind == lo.STEP:
-                    body = lo.STEP_BODY.unpack_from(data, offset)
-                    acc = (
-                        lo.ACC.unpack_from(data, offset + lo.ACC_AT) if flags & lo.HAS_ACC else None
-                    )
-                    batch.steps.append((*body, acc))
+                    batch.steps.append(_step(data, offset, flags))
                 else:
                     payload = _payload(data[offset + lo.HEAD.size : offset + check])
                     batch.rare.append((kind, number, payload))
@@ -226,6 +222,13 @@ class SpoolReader:
             return False
         finally:
             position.offset, position.seq = offset, seq
+
+
+def _step(data: bytes, offset: int, flags: int) -> tuple[Any, ...]:
+    body = lo.STEP_BODY.unpack_from(data, offset)
+    if flags & lo.WHOLE:
+        return (*body, lo.ACC.unpack_from(data, offset + lo.ACC_AT))
+    return (*body[:10], -1, -1, 0.0, 0, 0, None)
 
 
 def _payload(data: bytes) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The recorder: the state of one incarnation, and how its records are appended.
 
-Appending is serialised by a plain lock. When it cannot be had, because a signal handler
-interrupted its own thread inside an append, the record waits in a queue that the holder
-empties, so nothing can lock up.
+Rare records are appended under a plain lock, and beside the training thread by the rule that
+steps.py explains. When neither can be had at once, because a signal handler interrupted its
+own thread inside an append or a step's record is half written, the record waits in a queue
+that the one in the way empties, so nothing can lock up.
 """
 
 from __future__ import annotations
@@ -28,46 +29,51 @@ if TYPE_CHECKING:
 CATEGORY = {name: index for index, name in enumerate(STEP_CATEGORIES)}
 _LOCK_WAIT_S = 0.05
 _now = time.monotonic_ns
-_slot_into = lo.SLOT.pack_into
 
 
 class Recorder:
     """One incarnation's recording state. ``owner`` is the thread that runs the steps."""
 
     __slots__ = (
-        "acc", "acc_used", "control", "fresh", "in_step", "last_step", "lock", "names", "owner",
-        "pending", "pre_data", "spool", "stack", "step", "version",
+        "acc", "acc_used", "fresh", "lock", "names", "owner", "pending", "pre_data", "spool",
+        "stack", "step",
     )  # fmt: skip
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
-        self.control = spool.control
         self.lock = threading.Lock()
         self.pending: deque[tuple[int, bytes]] = deque()
         self.names: dict[str, int] = {}
         self.owner = threading.get_ident()
         self.stack: list[Span] = []
         self.acc = [lo.ACC_NULL] * len(STEP_CATEGORIES)
-        self.acc_used = self.in_step = False
+        self.acc_used = False
         self.fresh = True
-        self.last_step = self.version = 0
         self.pre_data: int | None = None
         self.step = Step(self)
         self.set_phase(lo.PHASE_INIT, _now())
 
+    def first_step(self) -> Step:
+        """The step object; the thread that asks for it is from now on the training thread."""
+        self.owner = threading.get_ident()
+        self.fresh = False
+        return self.step
+
     # -- the state slot ---------------------------------------------------------------------
     def set_phase(self, phase: int, since: int) -> None:
         """Rewrite the state slot: phase id and since when (monotonic ns)."""
-        self.version = version = self.version + 1
-        step = self.step.number if self.in_step else self.last_step
-        at = lo.SLOT_AT + (version & 1) * lo.SLOT_STRIDE
-        _slot_into(self.control, at, version, step, phase, since, version)
+        step = self.step
+        number = step.number if step.open else step.last
+        step.slot = at = step.slot ^ lo.SLOT_TURN
+        state = self.spool.state
+        state[at + 1] = number << 16 | phase
+        state[at] = since
 
     def back_to(self, since: int) -> None:
         """Set the phase that a span's end leaves behind."""
         if self.stack:
             phase = self.stack[-1].phase
-        elif self.in_step:
+        elif self.step.open:
             phase = lo.PHASE_STEP
         else:
             phase = lo.PHASE_INIT if self.fresh else lo.PHASE_LOOP
@@ -96,7 +102,19 @@ class Recorder:
         """Add nanoseconds to an accumulator of the step under way."""
         have = self.acc[category]
         self.acc[category] = ns if have == lo.ACC_NULL else have + ns
-        self.acc_used = True
+        if not self.acc_used:
+            self.acc_used = True
+            self.step.extra()
+
+    def wait(self, ns: int) -> None:
+        """Add to the wait for data before the next step."""
+        self.pre_data = ns if self.pre_data is None else self.pre_data + ns
+        self.step.extra()
+
+    def unwind(self) -> None:
+        """Forget spans that were entered inside the step by hand and never left."""
+        while self.stack and self.stack[-1].inside:
+            self.stack.pop()
 
     # -- appending --------------------------------------------------------------------------
     def append(self, kind: int, payload: dict[str, Any]) -> int | None:
@@ -105,20 +123,31 @@ class Recorder:
         if not self.lock.acquire(timeout=_LOCK_WAIT_S):
             self.pending.append((kind, data))
             return None
+        spool = self.spool
+        spool.other = True
         try:
-            return self.spool.write(kind, data)
+            if spool.busy:  # the training thread is in the middle of a step's record
+                self.pending.append((kind, data))
+                return None
+            return spool.write(kind, data)
         finally:
+            spool.other = spool.always
             self.lock.release()
-            if self.pending:
+            if self.pending and not spool.busy:
                 self.flush_pending()
 
     def flush_pending(self) -> None:
-        """Append what had to wait for the lock."""
+        """Append what had to wait."""
+        spool = self.spool
         while self.pending and self.lock.acquire(False):
+            spool.other = True
             try:
+                if spool.busy:
+                    return
                 while self.pending:
-                    self.spool.write(*self.pending.popleft())
+                    spool.write(*self.pending.popleft())
             finally:
+                spool.other = spool.always
                 self.lock.release()
 
     # -- events and the end -----------------------------------------------------------------
@@ -126,11 +155,11 @@ class Recorder:
         """Record an instant. ``rewind`` also sets the step counter to its ``to_step``."""
         step = as_count("event step", attrs.pop("step", None))
         if step is None:
-            step = self.step.number if self.in_step else self.last_step
+            step = self.step.number if self.step.open else self.step.last
         if kind == "rewind":
             target = as_count("to_step", attrs.get("to_step"))
             if target is not None:
-                self.last_step = target
+                self.step.last = target
         self.append(lo.EVENT, {"k": kind, "t": _now(), "s": step, "a": attrs})
 
     def failure(self, what: str, kind: type[BaseException], trace: TracebackType | None) -> None:
@@ -150,6 +179,6 @@ class Recorder:
         """Write the close record and mark the spool closed."""
         failed = sys.exc_info()[0]
         name = None if failed is None else failed.__name__
-        self.append(lo.CLOSE, {"t": _now(), "s": self.last_step, "failed": name})
+        self.append(lo.CLOSE, {"t": _now(), "s": self.step.last, "failed": name})
         self.spool.closed = True
         self.spool.note()

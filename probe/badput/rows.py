@@ -47,25 +47,9 @@ def steps_table(batch: Batch, facts: Mapping[str, Any], names: Mapping[str, str]
     """The batch's steps as a table of the schema's form."""
     schema = arrow_schema("steps")
     shift = Clock(facts).wall(0)
-    columns = list(zip(*batch.steps, strict=True))
     (
-        _,
-        flags,
-        _,
-        seq,
-        step,
-        start,
-        dur,
-        pre,
-        tokens,
-        samples,
-        padding,
-        loss,
-        grad,
-        source,
-        _,
-        acc,
-    ) = columns
+        _, flags, _, seq, step, start, end, tokens, loss, pre, samples, padding, grad, source, _, acc,
+    ) = zip(*batch.steps, strict=True)  # fmt: skip
     count = len(seq)
     process, rank = facts["process"]["process_id"], facts["process"].get("rank") or 0
     values: dict[str, pa.Array] = {
@@ -75,7 +59,7 @@ def steps_table(batch: Batch, facts: Mapping[str, Any], names: Mapping[str, str]
         "step": pa.array(step, pa.int64()),
         "n_steps": pa.repeat(pa.scalar(1, pa.int32()), count),
         "start_ns": pa.array([s + shift for s in start], pa.int64()),
-        "dur_ns": pa.array(dur, pa.int64()),
+        "dur_ns": pa.array([e - s for s, e in zip(start, end, strict=True)], pa.int64()),
         "pre_data_ns": _nanoseconds(pre),
         "tokens": _counts(tokens),
         "samples": _counts(samples),

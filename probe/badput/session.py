@@ -1,5 +1,5 @@
 # No pathlib: the training process imports this, and pathlib is slow to import.
-# ruff: noqa: PTH
+# ruff: noqa: PTH100
 """Begin and end of recording: what ``init`` and ``close`` do, loaded only when called."""
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ def after_fork(recorder: Recorder) -> None:
 
     recorder.lock = threading.Lock()  # another thread of the parent may have held it
     disconnect(recorder)
-    recorder.control = recorder.spool.control = bytearray(4096)  # type: ignore[assignment]
+    spool = recorder.spool
+    spool.control = bytearray(4096)  # type: ignore[assignment]
+    spool.state = recorder.step.state = memoryview(spool.control).cast("Q")
 
 
 def _hook_exceptions(recorder: Recorder) -> None:

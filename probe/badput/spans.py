@@ -30,13 +30,16 @@ _now = time.monotonic_ns
 _OTHER, _DATA = CATEGORY["other"], CATEGORY["data"]
 _OWN_ROW = frozenset({"save", "load", "eval"})
 _PHASE_DATA = lo.PHASE_CATEGORY + _DATA
+_QUICK = {n: i for n, i in CATEGORY.items() if n not in _OWN_ROW}
+_TURN = lo.SLOT_TURN
+_ident = threading.get_ident
 
 
 class Span:
     """A named interval: a context manager, and ``set`` for attributes known only later."""
 
     __slots__ = (
-        "_attrs", "_background", "_begin", "_inside", "_own", "_rec", "_start", "child", "name",
+        "_attrs", "_background", "_begin", "_own", "_quick", "_rec", "_start", "child", "inside", "name",
         "phase",
     )  # fmt: skip
 
@@ -44,9 +47,9 @@ class Span:
         self._rec = recorder
         self.name = name
         self._attrs = attrs
-        self.child = self._start = self.phase = 0
-        self._begin: int | None = None
-        self._inside = self._own = self._background = False
+        self.child = self.phase = 0
+        self._quick = -1
+        self.inside = False
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """A pickled or copied span is one that does nothing."""
@@ -62,26 +65,46 @@ class Span:
     def __enter__(self) -> Span:
         try:
             rec = self._rec
+            step = rec.step
+            quick = _QUICK.get(self.name, -1)
+            if quick < 0 or not step.open or _ident() != rec.owner:
+                self._enter()
+                return self
+            self._quick = quick
             self.child = 0
-            self._background = threading.get_ident() != rec.owner
-            self._inside = rec.in_step or self._background
-            self._own = self._background or not self._inside or self.name in _OWN_ROW
-            self.phase = 0 if self._background else rec.phase_of(self.name)
-            self._start = _now()
-            if self._own:
-                self._begin = rec.append(lo.SPAN_BEGIN, self._payload())
-            if not self._background:
-                rec.stack.append(self)
-                rec.set_phase(self.phase, self._start)
+            self.inside = True
+            self.phase = phase = lo.PHASE_CATEGORY + quick
+            rec.stack.append(self)
+            step.slot = at = step.slot ^ _TURN
+            state = rec.spool.state
+            self._start = now = _now()
+            state[at + 1] = step.number << 16 | phase
+            state[at] = now
         except Exception as error:  # noqa: BLE001 - guard
             fail("span begin", error)
         return self
 
+    def _enter(self) -> None:
+        rec = self._rec
+        self.child = 0
+        self._quick = -1
+        self._begin: int | None = None
+        self._background = _ident() != rec.owner
+        self.inside = rec.step.open or self._background
+        self._own = self._background or not self.inside or self.name in _OWN_ROW
+        self.phase = 0 if self._background else rec.phase_of(self.name)
+        self._start = _now()
+        if self._own:
+            self._begin = rec.append(lo.SPAN_BEGIN, self._payload())
+        if not self._background:
+            rec.stack.append(self)
+            rec.set_phase(self.phase, self._start)
+
     def _payload(self) -> dict[str, Any]:
         rec = self._rec
         attrs = {**self._attrs, "background": True} if self._background else self._attrs
-        head = {"n": self.name, "t": self._start, "s": rec.last_step}
-        return {**head, "i": self._inside, "a": attrs}
+        head = {"n": self.name, "t": self._start, "s": rec.step.last}
+        return {**head, "i": self.inside, "a": attrs}
 
     def __exit__(
         self,
@@ -92,18 +115,42 @@ class Span:
         end = _now()
         try:
             rec = self._rec
+            stack = rec.stack
+            step = rec.step
+            if self._quick < 0 or not step.open or not stack or stack[-1] is not self:
+                self._exit(end, kind)
+                return
+            stack.pop()
             ns = end - self._start
-            if not self._background:
-                self._leave(end, ns)
-            if self._own:
-                more = {"b": self._begin, "d": ns, "f": None if kind is None else kind.__name__}
-                rec.append(lo.SPAN, {**self._payload(), **more})
-            if self.name == "load" and kind is None and not self._background:
-                step = as_count("load step", self._attrs.get("step"))
-                if step is not None and not rec.in_step:
-                    rec.last_step = step
+            rec.add(self._quick, ns - self.child)
+            phase = lo.PHASE_STEP
+            if stack:
+                parent = stack[-1]
+                parent.child += ns
+                if parent.inside:
+                    phase = parent.phase
+            step.slot = at = step.slot ^ _TURN
+            state = rec.spool.state
+            state[at + 1] = step.number << 16 | phase
+            state[at] = end
         except Exception as problem:  # noqa: BLE001 - guard
             fail("span end", problem)
+
+    def _exit(self, end: int, kind: type[BaseException] | None) -> None:
+        rec = self._rec
+        ns = end - self._start
+        if self._quick >= 0:
+            self._leave(end, ns)
+            return
+        if not self._background:
+            self._leave(end, ns)
+        if self._own:
+            more = {"b": self._begin, "d": ns, "f": None if kind is None else kind.__name__}
+            rec.append(lo.SPAN, {**self._payload(), **more})
+        if self.name == "load" and kind is None and not self._background:
+            step = as_count("load step", self._attrs.get("step"))
+            if step is not None and not rec.step.open:
+                rec.step.last = step
 
     def _leave(self, end: int, ns: int) -> None:
         """Take the span off the stack and book its own time."""
@@ -113,7 +160,7 @@ class Span:
             return
         while stack.pop() is not self:
             continue
-        if self._inside and rec.in_step:
+        if self.inside and rec.step.open:
             rec.add(CATEGORY.get(self.name, _OTHER), max(0, ns - self.child))
         if stack:
             stack[-1].child += ns
@@ -189,12 +236,12 @@ class DataIterator:
             if threading.get_ident() != rec.owner:
                 return
             end = _now()
-            if rec.in_step:
+            if rec.step.open:
                 rec.add(_DATA, end - start)
                 if rec.stack:
                     rec.stack[-1].child += end - start
             elif not rec.stack:  # inside an out-of-step span the wait is that span's time
-                rec.pre_data = (rec.pre_data or 0) + end - start
+                rec.wait(end - start)
             rec.back_to(end)
         except Exception as error:  # noqa: BLE001 - guard
             fail("data", error)

@@ -1,5 +1,5 @@
 # No pathlib: the training process imports this, and pathlib is slow to import.
-# ruff: noqa: PTH
+# ruff: noqa: PTH100, PTH120
 """Starting the collector: a process of its own that outlives ranks and launcher."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # No pathlib: calls relative to a descriptor follow no link, and it is slow to import.
-# ruff: noqa: PTH
+# ruff: noqa: PTH100, PTH102, PTH118
 """The writer's side of a spool: memory-mapped, append-only, safe against SIGKILL.
 
 What is written here is in the kernel's page cache at once and outlives the process. The
@@ -14,6 +14,7 @@ import json
 import mmap
 import os
 import stat
+import sys
 import time
 from zlib import crc32
 
@@ -24,8 +25,29 @@ if TYPE_CHECKING:
     from typing import Any
 
 REFUSED_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 lustre cifs smb3 smbfs 9p virtiofs gpfs beegfs ceph glusterfs afs orangefs panfs "
-    "wekafs vastfs quobyte ocfs2 gfs2 pvfs2".split()
+    [
+        "nfs",
+        "nfs4",
+        "lustre",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "9p",
+        "virtiofs",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "glusterfs",
+        "afs",
+        "orangefs",
+        "panfs",
+        "wekafs",
+        "vastfs",
+        "quobyte",
+        "ocfs2",
+        "gfs2",
+        "pvfs2",
+    ]
 )
 RETRY_NS = 1_000_000_000
 """How long to wait before asking for a segment again after it was refused."""
@@ -133,15 +155,19 @@ class Spool:
         "_control_fd",
         "_folder",
         "_retry_at",
+        "always",
+        "busy",
         "closed",
         "control",
         "dropped",
         "index",
         "map",
+        "other",
         "path",
         "pos",
         "process_id",
         "seq",
+        "state",
     )
 
     def __init__(self, root: str, process_id: int, facts: dict[str, Any]) -> None:
@@ -149,7 +175,9 @@ class Spool:
         self.process_id = process_id
         self.path = os.path.join(root, lo.spool_name(process_id))
         self.seq = self.index = self.dropped = self._retry_at = 0
-        self.closed = False
+        self.closed = self.busy = False
+        # Without an interpreter lock the training thread must always take ours: see steps.py.
+        self.always = self.other = not getattr(sys, "_is_gil_enabled", lambda: True)()
         root_fd = open_root(root)
         try:
             temp = f".new-{lo.spool_name(process_id)}"
@@ -159,6 +187,7 @@ class Spool:
             )
             self._write_facts(facts)
             self._control_fd, self.control = self._make_control()
+            self.state = memoryview(self.control).cast("Q")
             make_segment(self._folder, 0, process_id)
             self.map = self._map_segment(0)
             self.pos = lo.SEGMENT_START

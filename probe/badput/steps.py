@@ -1,8 +1,16 @@
-"""The step: the hot path. One object is used again for every step of a process."""
+"""The step: the hot path. One object is used again for every step of a process.
+
+What changes with every step is packed into a buffer of one record, whose other fields are
+written only when given and put back afterwards; then the record is copied to the spool.
+
+Two threads never write at once: the training thread raises ``spool.busy`` and looks at
+``spool.other``, every other writer raises ``other`` under a lock and looks at ``busy``.
+Whatever order the interpreter runs them in, at least one sees the other and steps back. That
+rests on the interpreter lock; without one ``other`` stays raised and every step takes the lock.
+"""
 
 from __future__ import annotations
 
-import threading
 import time
 from zlib import crc32
 
@@ -18,11 +26,11 @@ if TYPE_CHECKING:
     from badput.recorder import Recorder
 
 _now = time.monotonic_ns
-_body_into = lo.STEP_BODY.pack_into
-_acc_into = lo.ACC.pack_into
-_crc_into = lo.CRC.pack_into
-_slot_into = lo.SLOT.pack_into
+_hot_into = lo.STEP_HOT.pack_into
+_HOT_AT, _PHASE_STEP, _TURN, _SIZE = lo.STEP_HOT_AT, lo.PHASE_STEP, lo.SLOT_TURN, lo.STEP_SIZE
 _LAST_POS = lo.SEGMENT_END - lo.STEP_SIZE
+_TOKENS = lo.TOKENS_AT // 8
+_CRC = lo.STEP_CRC_AT // 4
 _LOCK_WAIT_S = 0.5
 
 
@@ -33,60 +41,60 @@ class Step:
     """
 
     __slots__ = (
-        "_base", "_buf", "_head", "_rec", "_start", "_whole", "flags", "grad_norm", "loss",
-        "number", "open", "padding", "samples", "source", "tokens", "wanted",
+        "_buf", "_crc", "_extra", "_pending", "_rec", "_short", "_spool", "_stack", "_start",
+        "_whole", "counts", "flags", "floats", "last", "number", "open", "slot", "state", "tokens",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder) -> None:
         self._rec = recorder
+        self._spool = recorder.spool
+        self._stack = recorder.stack
+        self._pending = recorder.pending
+        self.state = recorder.spool.state
         self._buf = bytearray(lo.STEP_SIZE)
-        self._head = memoryview(self._buf)[: lo.STEP_USED]
-        self._whole = memoryview(self._buf)[: lo.ACC_END]
-        self._start = self._base = self.number = self.flags = self.source = 0
-        self.wanted: int | None = None
+        self.counts = memoryview(self._buf).cast("q")
+        self.floats = memoryview(self._buf).cast("d")
+        self._crc = memoryview(self._buf).cast("I")
+        self._short = memoryview(self._buf)[: lo.STEP_SHORT]
+        self._whole = memoryview(self._buf)[: lo.STEP_WHOLE]
+        lo.STEP_BODY.pack_into(
+            self._buf,
+            0,
+            lo.STEP,
+            0,
+            lo.STEP_SIZE,
+            0,
+            0,
+            0,
+            0,
+            -1,
+            0.0,
+            lo.ACC_NULL,
+            -1,
+            -1,
+            0.0,
+            0,
+            0,
+        )
+        self._start = self.number = self.flags = self.last = 0
+        self.slot = lo.SLOT_WORD
         self.tokens: int | None = None
-        self.samples: int | None = None
-        self.padding: int | None = None
-        self.loss = self.grad_norm = 0.0
-        self.open = False
+        self.open = self._extra = False
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """A pickled or copied step is one that does nothing."""
         return (Nothing, ())
 
-    def take(
-        self,
-        number: object,
-        tokens: object,
-        samples: object,
-        padding: object,
-        source: object,
-        committed: object,
-    ) -> None:
-        """Take what ``step()`` was given, checking each: only whole numbers get in."""
-        self.wanted = as_count("number", number)
-        self.tokens = as_count("tokens", tokens)
-        self.samples = as_count("samples", samples)
-        self.padding = as_count("padding", padding)
-        if source is not None:
-            self.source = self._rec.name_id(str(source))
-        if committed is not None:
-            self.flag("committed", committed, lo.COMMITTED_KNOWN, lo.COMMITTED)
-
+    # -- the hot path -----------------------------------------------------------------------
     def __enter__(self) -> Step:
         try:
-            rec = self._rec
-            wanted = self.wanted
-            self.number = number = rec.last_step + 1 if wanted is None else wanted
-            if rec.fresh:
-                rec.fresh = False
-                rec.owner = threading.get_ident()
-            self._base = len(rec.stack)
-            self.open = rec.in_step = True
-            rec.version = version = rec.version + 1
-            at = lo.SLOT_AT + (version & 1) * lo.SLOT_STRIDE
+            self.number = number = self.last + 1
+            self.open = True
+            self.slot = at = self.slot ^ _TURN
+            state = self.state
             self._start = now = _now()
-            _slot_into(rec.control, at, version, number, lo.PHASE_STEP, now, version)
+            state[at + 1] = number << 16 | _PHASE_STEP
+            state[at] = now
         except Exception as error:  # noqa: BLE001 - guard
             fail("step begin", error)
         return self
@@ -99,74 +107,133 @@ class Step:
     ) -> None:
         end = _now()
         try:
-            rec = self._rec
-            self.open = rec.in_step = False
-            if len(rec.stack) > self._base:  # a span entered by hand and never left
-                del rec.stack[self._base :]
+            self.open = False
+            spool = self._spool
             if kind is not None:
                 self._failed(end, kind, trace)
                 return
-            lock = rec.lock
-            if not lock.acquire(False) and not lock.acquire(timeout=_LOCK_WAIT_S):
-                self._dropped(end)
-                return
+            if self._stack:
+                self._rec.unwind()
+            spool.busy = True
             try:
-                written = self._write(end)
+                pos = spool.pos
+                if self._extra or spool.other or pos > _LAST_POS:
+                    written = self._write_slowly(end)
+                else:
+                    seq = spool.seq
+                    buf = self._buf
+                    _hot_into(buf, _HOT_AT, seq, self.number, self._start, end)
+                    self._crc[_CRC] = crc32(self._short)
+                    spool.map[pos : pos + _SIZE] = buf
+                    spool.pos = pos + _SIZE
+                    spool.seq = seq + 1
+                    written = True
             finally:
-                lock.release()
+                spool.busy = False
+            self.last = self.number
             if not written:
                 self._dropped(end)
-            rec.last_step = self.number
-            rec.pre_data = None
-            if rec.pending:
-                rec.flush_pending()
+            if self._pending:
+                self._rec.flush_pending()
         except Exception as problem:  # noqa: BLE001 - guard
             fail("step end", problem)
 
+    # -- less usual -------------------------------------------------------------------------
+    def _write_slowly(self, end: int) -> bool:
+        """Write a step with fields beyond the hot ones, or beside another thread."""
+        spool, lock = self._spool, self._rec.lock
+        locked = False
+        if spool.other:
+            spool.busy = False  # let the other one finish; the lock keeps the next one out
+            locked = lock.acquire(timeout=_LOCK_WAIT_S)
+            if not locked:
+                return False
+            spool.busy = True
+        try:
+            if spool.pos > _LAST_POS and not spool.room(lo.STEP_SIZE):
+                return False
+            return self._write(end)
+        finally:
+            self.reset()
+            if locked:
+                lock.release()
+
     def _write(self, end: int) -> bool:
-        """Append the step's record. The caller holds the lock."""
-        rec = self._rec
-        spool = rec.spool
-        if spool.pos > _LAST_POS and not spool.room(lo.STEP_SIZE):
-            return False
-        pos, seq, buf = spool.pos, spool.seq, self._buf
-        tokens, samples, padding, pre = self.tokens, self.samples, self.padding, rec.pre_data
-        flags, covered = self.flags, self._head
-        if rec.acc_used:
-            flags, covered = flags | lo.HAS_ACC, self._whole
-            _acc_into(buf, lo.ACC_AT, *rec.acc)
-            rec.acc = [v if v == lo.ACC_NULL else 0 for v in rec.acc]
-        start = self._start
-        _body_into(
-            buf, 0, lo.STEP, flags, lo.STEP_SIZE, seq, self.number, start, end - start,
-            lo.ACC_NULL if pre is None else pre,
-            -1 if tokens is None else tokens,
-            -1 if samples is None else samples,
-            -1 if padding is None else padding,
-            self.loss, self.grad_norm, self.source, 0,
-        )  # fmt: skip
-        _crc_into(buf, lo.STEP_CRC_AT, crc32(covered))
-        spool.map[pos : pos + lo.STEP_SIZE] = buf
-        spool.pos = pos + lo.STEP_SIZE
-        spool.seq = seq + 1
+        spool, rec, buf = self._spool, self._rec, self._buf
+        lo.ACC.pack_into(buf, lo.ACC_AT, *rec.acc)
+        if rec.pre_data is not None:
+            self.counts[lo.PRE_AT // 8] = rec.pre_data
+        buf[lo.FLAGS_AT] = self.flags | lo.WHOLE
+        pos, seq = spool.pos, spool.seq
+        _hot_into(buf, _HOT_AT, seq, self.number, self._start, end)
+        self._crc[_CRC] = crc32(self._whole)
+        spool.map[pos : pos + _SIZE] = buf
+        spool.pos, spool.seq = pos + _SIZE, seq + 1
         return True
 
-    def _dropped(self, end: int) -> None:
+    def reset(self) -> None:
+        """Put back the fields that only some steps have."""
         rec = self._rec
-        rec.spool.dropped += 1
-        rec.spool.note()
-        rec.set_phase(lo.PHASE_LOOP, end)
+        rec.pre_data = None
+        self.flags = self._buf[lo.FLAGS_AT] = 0
+        counts = self.counts
+        counts[lo.PRE_AT // 8] = counts[lo.SAMPLES_AT // 8] = counts[lo.PADDING_AT // 8] = -1
+        self._crc[lo.SOURCE_AT // 4] = 0
+        self._extra = rec.acc_used
+        if rec.acc_used:
+            rec.acc = [v if v == lo.ACC_NULL else 0 for v in rec.acc]
+
+    def extra(self) -> None:
+        """The step under way has more than the hot fields."""
+        self._extra = True
+
+    def _dropped(self, end: int) -> None:
+        self._spool.dropped += 1
+        self._spool.note()
+        self._rec.set_phase(lo.PHASE_LOOP, end)
 
     def _failed(self, end: int, kind: type[BaseException], trace: TracebackType | None) -> None:
         """Record a step whose block raised: a span, and the first sign of a failure."""
         rec = self._rec
-        rec.acc = [v if v == lo.ACC_NULL else 0 for v in rec.acc]
+        rec.unwind()
+        self.reset()
         attrs = {"step": self.number, "exception": kind.__name__}
         span = {"n": "failed_step", "t": self._start, "d": end - self._start}
-        rec.append(lo.SPAN, {**span, "s": rec.last_step, "i": False, "a": attrs})
+        rec.append(lo.SPAN, {**span, "s": self.last, "i": False, "a": attrs})
         if issubclass(kind, Exception):
             rec.failure(f"{kind.__name__} in step {self.number}", kind, trace)
         rec.set_phase(lo.PHASE_LOOP, end)
+
+    # -- what the user gives ----------------------------------------------------------------
+    def take_tokens(self, tokens: object) -> None:
+        """Take the step's tokens; what is no count becomes unknown."""
+        count = as_count("tokens", tokens)
+        self.counts[_TOKENS] = -1 if count is None else count
+        self.tokens = count
+
+    def take(
+        self,
+        *,
+        number: object = None,
+        samples: object = None,
+        padding: object = None,
+        source: object = None,
+        committed: object = None,
+    ) -> None:
+        """Take the rarer things a step can be given, checking each."""
+        if number is not None and (count := as_count("number", number)) is not None:
+            self.last = count - 1
+        if samples is not None and (count := as_count("samples", samples)) is not None:
+            self.counts[lo.SAMPLES_AT // 8] = count
+            self._extra = True
+        if padding is not None and (count := as_count("padding", padding)) is not None:
+            self.counts[lo.PADDING_AT // 8] = count
+            self._extra = True
+        if source is not None:
+            self._crc[lo.SOURCE_AT // 4] = self._rec.name_id(str(source))
+            self._extra = True
+        if committed is not None:
+            self._flag("committed", committed, lo.COMMITTED_KNOWN, lo.COMMITTED)
 
     def log(
         self,
@@ -189,29 +256,30 @@ class Step:
             if not self.open:
                 say("log", "step.log() outside its step is ignored")
                 return
-            if loss is not None and (value := as_float("loss", loss)) is not None:
-                self.loss, self.flags = value, self.flags | lo.HAS_LOSS
-            if grad_norm is not None and (value := as_float("grad_norm", grad_norm)) is not None:
-                self.grad_norm, self.flags = value, self.flags | lo.HAS_GRAD_NORM
+            if loss is not None:
+                self._float("loss", loss, lo.LOSS_AT, lo.HAS_LOSS)
+            if grad_norm is not None:
+                self._float("grad_norm", grad_norm, lo.GRAD_NORM_AT, lo.HAS_GRAD_NORM)
             if applied is not None:
-                self.flag("applied", applied, lo.APPLIED_KNOWN, lo.APPLIED)
-            if committed is not None:
-                self.flag("committed", committed, lo.COMMITTED_KNOWN, lo.COMMITTED)
+                self._flag("applied", applied, lo.APPLIED_KNOWN, lo.APPLIED)
             if tokens is not None:
-                self.tokens = as_count("tokens", tokens)
-            if samples is not None:
-                self.samples = as_count("samples", samples)
-            if padding is not None:
-                self.padding = as_count("padding", padding)
-            if source is not None:
-                self.source = self._rec.name_id(str(source))
+                self.take_tokens(tokens)
+            if not samples is padding is source is committed is None:
+                self.take(samples=samples, padding=padding, source=source, committed=committed)
             if unknown:
                 say("log names", f"step.log() does not know {', '.join(sorted(unknown))}")
         except Exception as error:  # noqa: BLE001 - guard
             fail("step log", error)
 
-    def flag(self, what: str, value: object, known: int, true: int) -> None:
-        """Set a yes/no/unknown flag of the step."""
+    def _float(self, what: str, value: object, at: int, known: int) -> None:
+        number = value if type(value) is float else as_float(what, value)
+        if number is not None:
+            self.floats[at // 8] = number
+            self.flags |= known
+            self._extra = True
+
+    def _flag(self, what: str, value: object, known: int, true: int) -> None:
         truth = as_flag(what, value)
         if truth is not None:
             self.flags = (self.flags & ~(known | true)) | known | (true if truth else 0)
+            self._extra = True
