@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _lived(facts: Facts) -> list[Interval]:
 def _between(facts: Facts) -> list[Interval]:
     """Gaps between sessions: held for certain only if the same job came back."""
     found: list[Interval] = []
-    for before, after in zip(facts.sessions, facts.sessions[1:], strict=False):
+    for before, after in pairwise(facts.sessions):
         if after.start_ns <= before.window_end_ns:
             continue
         same = before.job_id is not None and before.job_id == after.job_id
@@ -79,7 +80,7 @@ def flatten(intervals: list[Interval]) -> list[Interval]:
     out: list[Interval] = []
     active: list[Interval] = []
     at = 0
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         while at < len(ordered) and ordered[at][0] <= start:
             active.append(ordered[at])
             at += 1

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import duckdb
-from badput.schema import TABLES
 
+from badput.schema import TABLES
 from badput_ledger import chain, store
 from badput_ledger.errors import BooksError
 from badput_ledger.facts import Facts, assemble
@@ -45,6 +45,7 @@ class Books:
 
     def __init__(
         self,
+        *,
         path: Path,
         con: duckdb.DuckDBPyConnection,
         facts: Facts,
@@ -73,9 +74,9 @@ class Books:
         self._con.close()
         self._spill.cleanup()
 
-    def rows(self, query: str) -> list[dict[str, Any]]:
+    def rows(self, query: str, values: list[object] | None = None) -> list[dict[str, Any]]:
         """Answer of one of our own queries over the views, as dicts."""
-        return store.rows(self._con.cursor(), query)
+        return store.rows(self._con.cursor(), query, values)
 
     def report(self) -> dict[str, Any]:
         """The report as docs/ledger.md describes it: plain values, ready for JSON."""
@@ -163,9 +164,7 @@ def open_books(
         con.execute(f"SET temp_directory = '{spill.name}'")
         broken = store.load(con, folder)
         facts = assemble(con, gaps=gaps)
-        if not facts.sessions and not facts.launchers:
-            why = f" ({broken[0]})" if broken else ""
-            raise BooksError(f"{folder} holds no process of a run, so there are no books{why}")
+        _want_processes(folder, facts, broken)
         chain.build(con)
     except duckdb.Error as error:
         con.close()
@@ -176,7 +175,13 @@ def open_books(
         spill.cleanup()
         raise
     chosen = choose_price(price, facts.config, currency)
-    return Books(folder, con, facts, chosen, broken, spill)
+    return Books(path=folder, con=con, facts=facts, price=chosen, broken=broken, spill=spill)
+
+
+def _want_processes(folder: Path, facts: Facts, broken: list[str]) -> None:
+    if not facts.sessions and not facts.launchers:
+        why = f" ({broken[0]})" if broken else ""
+        raise BooksError(f"{folder} holds no process of a run, so there are no books{why}")
 
 
 def _sentence(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
@@ -122,7 +123,6 @@ def _whole(text: str) -> int:
 
 def _list_views() -> None:
     from badput.schema import TABLES
-
     from badput_ledger.chain import views
 
     made = {
@@ -148,7 +148,7 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
+        return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [_plain(v) for v in cast("list[object]", value)]
     if isinstance(value, dict):

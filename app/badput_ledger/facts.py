@@ -69,6 +69,10 @@ class Facts:
     notes: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     """(severity, what, evidence) for the report's quality list."""
 
+    def note(self, severity: str, what: str, evidence: str) -> None:
+        """Add a caveat."""
+        self.notes.append((severity, what, evidence))
+
 
 def assemble(con: duckdb.DuckDBPyConnection, *, gaps: str) -> Facts:
     """Read the processes and write the tables that the SQL chain starts from."""
@@ -138,13 +142,11 @@ def _finish(
     session.window_end_ns = session.end_ns
     if following is not None and following < session.end_ns:
         session.window_end_ns = following
-        facts.notes.append(
-            (
-                "warning",
-                f"session {session.id} still had processes when the next one started; "
-                "its time is counted up to that start",
-                f"processes of {session.id}",
-            )
+        facts.note(
+            "warning",
+            f"session {session.id} still had processes when the next one started; "
+            "its time is counted up to that start",
+            f"processes of {session.id}",
         )
     world = members[0].world_size or _positive(facts.config.get("gpus")) or 0
     session.world_size = max(world, len(members), max(p.rank or 0 for p in members) + 1)
@@ -168,12 +170,12 @@ def _finish(
 
 
 def _marks(con: duckdb.DuckDBPyConnection, members: list[Process]) -> list[tuple[str, int]]:
-    ids = ", ".join(str(p.process_id) for p in members)
     query = (
         "SELECT kind, time_ns FROM events WHERE kind IN ('complete', 'failure', 'hang') "
-        f"AND process_id IN ({ids}) ORDER BY time_ns"
+        "AND list_contains(?, process_id) ORDER BY time_ns"
     )
-    return [(str(r["kind"]), int(r["time_ns"])) for r in store.rows(con, query)]
+    ids = [p.process_id for p in members]
+    return [(str(r["kind"]), int(r["time_ns"])) for r in store.rows(con, query, [ids])]
 
 
 def _is_over(facts: Facts) -> bool:
@@ -199,13 +201,11 @@ def _members(facts: Facts) -> list[dict[str, Any]]:
         present = sorted(p.rank or 0 for p in session.members)
         missing = session.world_size - len(present)
         if missing:
-            facts.notes.append(
-                (
-                    "info",
-                    f"session {session.id}: {missing} of {session.world_size} ranks left no rows; "
-                    f"rank {present[0]} stands for them",
-                    "processes",
-                )
+            facts.note(
+                "info",
+                f"session {session.id}: {missing} of {session.world_size} ranks left no rows; "
+                f"rank {present[0]} stands for them",
+                "processes",
             )
         for p in session.members:
             rank = p.rank or 0
@@ -295,13 +295,11 @@ def _insert(
     con: duckdb.DuckDBPyConnection, table: str, columns: str, rows: list[dict[str, Any]]
 ) -> None:
     """CREATE a table and fill it through Arrow: executemany is slow for many rows."""
-    import pyarrow as pa
-
     con.execute(f"CREATE TABLE {table} ({columns})")
     if not rows:
         return
     names = [c.split()[0] for c in columns.split(", ")]
-    data: Any = pa.table({n: [r[n] for r in rows] for n in names})
+    data = store.pyarrow().table({n: [r[n] for r in rows] for n in names})
     con.register("rows_to_insert", data)
-    con.execute(f"INSERT INTO {table} SELECT * FROM rows_to_insert")
+    con.execute(f"INSERT INTO {table} FROM rows_to_insert")
     con.unregister("rows_to_insert")

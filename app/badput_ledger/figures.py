@@ -91,7 +91,7 @@ def null_reasons(books: Books) -> dict[str, str]:
     """Leaves that nothing measured, with the reason."""
     measured = books.rows("FROM measured")[0]
     spans = {str(r["name"]) for r in books.rows("SELECT DISTINCT name FROM spans")}
-    reasons = dict.fromkeys(_NEVER, _LATER)
+    reasons: dict[str, str] = dict.fromkeys(_NEVER, _LATER)
     reasons["A.queue"] = "nothing says when the run was submitted"
     for leaf, (columns, names, why) in _MEASURES.items():
         if not any(measured[c] for c in columns) and not spans.intersection(names):

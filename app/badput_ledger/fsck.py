@@ -66,7 +66,7 @@ def _covered(books: Books) -> dict[str, Any]:
 
 def _steps(books: Books) -> dict[str, Any]:
     rows = books.rows("FROM step_counts")
-    by = {letter: 0 for letter in "kDF"}
+    by = dict.fromkeys("kDF", 0)
     for row in rows:
         by[str(row["fate"])[0]] += int(row["steps"])
     executed = _executed(books)
@@ -85,8 +85,8 @@ def _executed(books: Books) -> int:
         "final AS (SELECT r.session, r.rank, max(w.time_ns) AS time_ns FROM lead r "
         "JOIN rewinds w USING (session, rank) GROUP BY r.session, r.rank) "
         "SELECT coalesce(sum(CASE WHEN f.time_ns > s.start_ns THEN s.n_steps "
-        "ELSE greatest(least(s.step, coalesce(c.completed_upto, 0)) - (s.step - s.n_steps), 0) END), 0)"
-        "::BIGINT AS n FROM step_rows s JOIN lead l USING (session, rank) "
+        "ELSE greatest(least(s.step, coalesce(c.completed_upto, s.step - s.n_steps)) "
+        "- (s.step - s.n_steps), 0) END), 0)::BIGINT AS n FROM step_rows s JOIN lead l USING (session, rank) "
         "JOIN resumes c ON c.session = s.session LEFT JOIN final f ON f.session = s.session"
     )
     return int(rows[0]["n"])

@@ -70,9 +70,8 @@ def _phases(
         if leaf[0] in "BD" and ns[0] and (with_hang or leaf != "B.hang")
     }
     if following is not None:
-        for leaf, ns in leaves.get(following.id, {}).items():
-            if leaf in RESTART and ns[0]:
-                phases[leaf] = ns
+        restart = leaves.get(following.id, {}).items()
+        phases |= {leaf: ns for leaf, ns in restart if leaf in RESTART and ns[0]}
     return phases
 
 
@@ -111,8 +110,9 @@ def _ended(books: Books, session: Session, following: Session | None) -> dict[st
 
 def _first_failure(books: Books, session: Session) -> dict[str, Any] | None:
     rows = books.rows(
-        f"SELECT * FROM events WHERE kind = 'failure' AND process_id IN ({_ids(session)}) "
-        "ORDER BY time_ns, seq LIMIT 1"
+        "SELECT * FROM events WHERE kind = 'failure' AND list_contains(?, process_id) "
+        "ORDER BY time_ns, seq LIMIT 1",
+        [_ids(session)],
     )
     return rows[0] if rows else None
 
@@ -125,26 +125,27 @@ def _evidence(
     said: dict[str, Any] | None,
 ) -> list[dict[str, Any]]:
     """Lines of a log where an importer gave them, else the event rows."""
-    ids = _ids(session) + (f", {_ids(following)}" if following is not None else "")
-    claims = ", ".join(f"'{c}'" for c in _CLAIMS)
+    ids = _ids(session) + (_ids(following) if following is not None else [])
     lines = books.rows(
-        f"SELECT DISTINCT file, line, text FROM evidence WHERE claim IN ({claims}) "
-        f"AND process_id IN ({ids}) ORDER BY file, line LIMIT 8"
+        "SELECT DISTINCT file, line, text FROM evidence WHERE list_contains(?, claim) "
+        "AND list_contains(?, process_id) ORDER BY file, line LIMIT 8",
+        [list(_CLAIMS), ids],
     )
     found: list[dict[str, Any]] = list(lines)
     if said is not None:
         found.append(_row(said))
     if culprit is not None:
         ends = books.rows(
-            "SELECT process_id, seq FROM events WHERE kind = 'end' "
-            f"AND process_id = {culprit.process_id} ORDER BY seq"
+            "SELECT process_id, seq FROM events WHERE kind = 'end' AND process_id = ? ORDER BY seq",
+            [culprit.process_id],
         )
         found += [_row(e) for e in ends]
     if books.facts.launchers and culprit is not None and culprit.pid is not None:
         exits = books.rows(
             "SELECT process_id, seq FROM events WHERE kind = 'exit' "
-            f"AND TRY_CAST(json_extract_string(attrs, '$.pid') AS BIGINT) = {culprit.pid} "
-            "ORDER BY time_ns LIMIT 1"
+            "AND TRY_CAST(json_extract_string(attrs, '$.pid') AS BIGINT) = ? "
+            "ORDER BY time_ns LIMIT 1",
+            [culprit.pid],
         )
         found += [_row(e) for e in exits]
     return found
@@ -157,8 +158,9 @@ def _row(event: dict[str, Any]) -> dict[str, Any]:
 
 def _hangs(books: Books, session: Session) -> list[dict[str, Any]]:
     return books.rows(
-        f"SELECT * FROM events WHERE kind = 'hang' AND process_id IN ({_ids(session)}) "
-        "ORDER BY time_ns, seq"
+        "SELECT * FROM events WHERE kind = 'hang' AND list_contains(?, process_id) "
+        "ORDER BY time_ns, seq",
+        [_ids(session)],
     )
 
 
@@ -183,5 +185,5 @@ def _hang(
     return _priced(books, incident, {"B.hang": hang} if hang else {})
 
 
-def _ids(session: Session) -> str:
-    return ", ".join(str(p.process_id) for p in session.members)
+def _ids(session: Session) -> list[int]:
+    return [p.process_id for p in session.members]

@@ -51,10 +51,9 @@ def choose_price(given: float | None, config: dict[str, object], currency: str) 
     if given is not None:
         return Price(check_price(given), currency, "given")
     said = config.get("price_per_gpu_hour")
-    if isinstance(said, int | float) and not isinstance(said, bool):
-        if math.isfinite(said) and said >= 0:
-            own = config.get("currency")
-            return Price(
-                float(said), own if isinstance(own, str) else currency, "run configuration"
-            )
-    return Price(None, currency, None)
+    if isinstance(said, bool) or not isinstance(said, int | float):
+        return Price(None, currency, None)
+    if not math.isfinite(said) or said < 0:
+        return Price(None, currency, None)
+    own = config.get("currency")
+    return Price(float(said), own if isinstance(own, str) else currency, "run configuration")

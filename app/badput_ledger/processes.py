@@ -65,6 +65,8 @@ class Process:
 
     def cause(self) -> str:
         """How it ended, for a person."""
+        if self.signal == 9:
+            return "was killed (signal 9)"
         if self.signal:
             return f"was ended by signal {self.signal}"
         if self.reason == "exception":
@@ -73,7 +75,7 @@ class Process:
             return f"exited with code {self.exit_code}"
         if self.reason == "unknown":
             return "ended without saying why"
-        return f"ended: {self.reason}"
+        return "was killed" if self.reason == "killed" else f"ended: {self.reason}"
 
 
 def attrs_of(text: str | None) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def _process(row: dict[str, Any], sign: dict[str, Any] | None) -> Process:
     start = int(row["start_ns"])
     init = start if row.get("init_ns") is None else max(start, int(row["init_ns"]))
     last = init if sign is None else max(init, int(sign["last_ns"]))
-    known = {
+    known: dict[str, Any] = {
         name: row.get(name)
         for name in (
             "rank", "world_size", "replica", "stage", "stages", "microbatches", "schedule",

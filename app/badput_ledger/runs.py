@@ -45,19 +45,17 @@ def _walk(folder: Path, depth: int, found: list[RunRef]) -> None:
 
 
 def _ref(folder: Path) -> RunRef:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from badput_ledger.store import pyarrow
 
+    pa, pq = pyarrow(), pyarrow("parquet")
     name, source = folder.resolve().name, "unknown"
     try:
         for part in list_parts(folder, "runs"):
             try:
-                rows = pq.read_table(
-                    part, columns=["name", "source"], partitioning=None
-                ).to_pylist()
+                table = pq.read_table(part, columns=["name", "source"], partitioning=None)
             except (OSError, pa.ArrowException, ValueError):
                 continue
-            for row in rows:
+            for row in table.to_pylist():
                 return RunRef(folder, str(row["name"] or name), str(row["source"] or source))
     except OSError:
         pass  # a table we may not list: the folder's own name has to do

@@ -8,15 +8,16 @@ a newer writer are ignored.
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import duckdb
+
 from badput.parts import FACTS
 from badput.schema import TABLES, Column
-
 from badput_ledger.errors import BooksError
 
 SQL_TYPES = {
@@ -45,8 +46,9 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
     """``path`` as a run folder. Raises BooksError if it is not one that can be read."""
     folder = Path(path)
     try:
-        names = set(os.listdir(folder))
-        tables = set(os.listdir(folder / FACTS)) if FACTS in names else set[str]()
+        names = {entry.name for entry in folder.iterdir()}
+        inside = (folder / FACTS).iterdir() if FACTS in names else ()
+        tables = {entry.name for entry in inside}
     except FileNotFoundError:
         raise BooksError(f"{folder}: no such folder; give the folder of a run.") from None
     except NotADirectoryError:
@@ -69,7 +71,7 @@ def read_parts(folder: Path, table: str) -> tuple[list[Part], list[str]]:
     """The good parts of a table and one sentence for each part that is skipped."""
     where = folder / FACTS / table
     try:
-        names = sorted(os.listdir(where))
+        names = sorted(entry.name for entry in where.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return [], []
     except OSError as error:
@@ -89,35 +91,45 @@ def read_parts(folder: Path, table: str) -> tuple[list[Part], list[str]]:
 
 def _look_at(path: Path, table: str) -> Part | str:
     """Read the footer. Returns the part, or why it cannot be used."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    pa, pq = pyarrow(), pyarrow("parquet")
     try:
         if path.stat().st_size == 0:
             return "the file is empty"
-        meta: Any = pq.read_metadata(path)
-        schema: Any = meta.schema.to_arrow_schema()
+        meta = pq.read_metadata(path)
+        schema = meta.schema.to_arrow_schema()
     except OSError as error:
         if error.errno:
             return f"cannot be read ({error.strerror})"
         return "not a complete Parquet file (cut off or still being written)"
     except (pa.ArrowException, ValueError):
         return "not a complete Parquet file (cut off or still being written)"
-    types = {field.name: field.type for field in schema}
+    types: dict[str, Any] = {field.name: field.type for field in schema}
+    wrong = _misfit(table, types)
+    if wrong:
+        return wrong
+    known = frozenset(c.name for c in TABLES[table].columns) & frozenset(types)
+    return Part(str(path), known, int(meta.num_rows), _key_ranges(meta, list(schema.names)))
+
+
+def pyarrow(module: str = "") -> Any:
+    """pyarrow, which ships no types: what comes from it is Any."""
+    return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
+
+
+def _misfit(table: str, types: dict[str, Any]) -> str | None:
+    """Why stored columns are not those of the table, or None."""
     for column in TABLES[table].columns:
         if column.name not in types:
             if not column.nullable:
                 return f"not a part of table {table} (no column {column.name})"
         elif not _fits(column, types[column.name]):
             return f"column {column.name} is {types[column.name]}, expected {column.type}"
-    known = frozenset(c.name for c in TABLES[table].columns) & frozenset(types)
-    return Part(str(path), known, int(meta.num_rows), _key_ranges(meta, schema.names))
+    return None
 
 
 def _fits(column: Column, kind: Any) -> bool:
     """Can the stored type be read as the schema's without changing a value?"""
-    import pyarrow.types as pt
-
+    pt = pyarrow("types")
     if pt.is_null(kind):
         return column.nullable
     if column.type in ("int64", "int32"):
@@ -207,7 +219,9 @@ def _make_table(
 
 def _readable(con: duckdb.DuckDBPyConnection, table: str, part: Part) -> bool:
     try:
-        con.execute(f"SELECT count(COLUMNS(*)) FROM ({_select(table, [part])})").fetchall()
+        con.execute(
+            f"SELECT count(COLUMNS(*)) FROM ({_select(table, [part])})"  # noqa: S608 - names from the schema
+        ).fetchall()
     except duckdb.Error:
         return False
     return True
@@ -223,9 +237,9 @@ def _create(con: duckdb.DuckDBPyConnection, table: str, parts: list[Part]) -> No
     names = {c.name for c in TABLES[table].columns}
     query = _select(table, parts)
     if {"process_id", "seq"} <= names and (rows < 200_000 or may_repeat(parts)):
-        query = f"SELECT DISTINCT ON (process_id, seq) * FROM ({query})"
+        query = f"SELECT DISTINCT ON (process_id, seq) * FROM ({query})"  # noqa: S608 - see _select
     elif table in ("processes", "runs", "allocations", "gpu_samples", "evidence"):
-        query = f"SELECT DISTINCT * FROM ({query})"
+        query = f"SELECT DISTINCT * FROM ({query})"  # noqa: S608 - see _select
     what = "TABLE" if rows <= MATERIALISE_ROWS else "VIEW"
     con.execute(f'CREATE {what} "{table}" AS {query}')
 
@@ -244,13 +258,16 @@ def _select(table: str, parts: list[Part]) -> str:
     keys = [f'"{c.name}" IS NOT NULL' for c in TABLES[table].columns if not c.nullable]
     files = ", ".join("'" + p.path.replace("'", "''") + "'" for p in parts)
     return (
-        f"SELECT {', '.join(columns)} FROM read_parquet([{files}], "
+        # names and types come from the schema, file names are escaped: views take no parameters
+        f"SELECT {', '.join(columns)} FROM read_parquet([{files}], "  # noqa: S608
         f"hive_partitioning = false, union_by_name = true) WHERE {' AND '.join(keys)}"
     )
 
 
-def rows(con: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
-    """The answer of a query as dicts by column name."""
-    cursor = con.execute(query)
+def rows(
+    con: duckdb.DuckDBPyConnection, query: str, values: list[object] | None = None
+) -> list[dict[str, Any]]:
+    """The answer of a query, with values for its `?`, as dicts by column name."""
+    cursor = con.execute(query) if values is None else con.execute(query, values)
     names = [str(d[0]) for d in cast(list[Any], cursor.description)]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

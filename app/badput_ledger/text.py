@@ -59,10 +59,11 @@ def _waterfall(report: dict[str, Any]) -> list[str]:
             group = leaf[0]
             lines.append(f"{group} {GROUPS[group]}")
         share = row["gpu_seconds"] / total if total else 0.0
-        text = f"  {leaf[2:] + ' ' + _title(leaf):<26.26}{row['gpu_seconds'] / 3600:>12.5f}{share:>8.1%}"
+        name = f"{leaf[2:]} {_title(leaf)}"
+        text = f"  {name:<26.26}{row['gpu_seconds'] / 3600:>12.5f}{share:>8.1%}"
         text += f"{_money(row['cost']):>12}" if priced else ""
         if row["lo"] != row["gpu_seconds"] or row["hi"] != row["gpu_seconds"]:
-            text += f"  {row['lo'] / 3600:.5f}..{row['hi'] / 3600:.5f}"
+            text += f"  {row['lo'] / 3600:.4g}..{row['hi'] / 3600:.4g}"
         lines.append(text)
     end = f"{'total':<28}{total / 3600:>12.5f}{'100.0%' if total else '-':>8}"
     lines += ["-" * WIDTH, end + (f"{_money(report['cost']['total']):>12}" if priced else "")]
@@ -121,7 +122,8 @@ def _sessions(report: dict[str, Any]) -> list[str]:
         steps = "none" if s["last_step"] is None else f"{s['first_step']}..{s['last_step']}"
         gap = "-" if s["gap_before_s"] is None else f"{s['gap_before_s']:.1f} s"
         lines.append(
-            f"{s['id']:<9}{steps:<14}{s['kept_steps']:>7}{s['lost_steps']:>8}{gap:>12}  {s['end_reason']}"
+            f"{s['id']:<9}{steps:<14}{s['kept_steps']:>7}{s['lost_steps']:>8}{gap:>12}"
+            f"  {s['end_reason']}"
         )
     return lines
 
@@ -133,7 +135,8 @@ def _incidents(report: dict[str, Any]) -> list[str]:
     for i in report["incidents"]:
         cost = "" if i["cost"] is None else f", {_money(i['cost'])} {report['cost']['currency']}"
         text = (
-            f"{i['id']} {i['time']} {i['session']}: {clean(i['cause'])}; {i['lost_steps']} steps lost, "
+            f"{i['id']} {i['time']} {i['session']}: {clean(i['cause'])}; "
+            f"{i['lost_steps']} steps lost, "
             f"{i['gpu_seconds'] / 3600:.5f} {report['units']}-hours{cost}"
         )
         lines += _wrapped(text, "  ")

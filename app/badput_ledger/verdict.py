@@ -96,7 +96,7 @@ _ADVICE = {
     "G.data": "Give the loader more workers and prefetching: training waits for data.",
     "G.comm": "Overlap communication with compute, or use larger buckets.",
     "G.host": "Look at what the loop does between steps on the host.",
-    "U.unaccounted": "Put badput.span() around what happens between steps: no fact covers this time.",
+    "U.unaccounted": "No fact covers this time: put badput.span() around what happens between steps.",
 }
 
 
@@ -129,7 +129,7 @@ def _find_straggler(books: Books) -> str:
 
 
 def _bubble(report: dict[str, Any]) -> str:
-    pipe = report["pipeline"] or {}
+    pipe: dict[str, Any] = report["pipeline"] or {}
     ideal, actual = pipe.get("ideal_bubble"), pipe.get("actual_bubble")
     if ideal is None or actual is None:
         return "Use more microbatches a step, or balance the stages."
