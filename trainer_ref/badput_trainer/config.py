@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,11 +109,15 @@ class TrainConfig:
         for name, (value, low) in least.items():
             if value < low:
                 raise ConfigError(f"--{name} must be at least {low}, not {value}.")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ConfigError(f"--lr must be a positive number, not {self.lr}.")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+        if self.seed >= 2**63:
+            raise ConfigError(f"--seed must be below 2**63, not {self.seed}.")
+        # A NaN fails these comparisons too.
+        if not 0 < self.lr <= 10:
+            raise ConfigError(f"--lr must be above 0 and at most 10, not {self.lr}.")
+        if not 0 <= self.weight_decay * self.lr < 1:
             raise ConfigError(
-                f"--weight-decay must not be negative, but it is {self.weight_decay}."
+                f"--weight-decay {self.weight_decay} at --lr {self.lr} would turn weights around; "
+                f"their product must lie in 0 to 1."
             )
 
     def _check_faults(self) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PARENT = "BADPUT_TRAINER_PARENT"
 POLL_S = 0.02
 TERM_GRACE_S = 5.0
+RESTART_PAUSE_S = 0.5
 
 _ABOUT = """\
 Train a small byte-level GPT on the sources of Python's standard library, as a pipeline of
@@ -187,6 +188,10 @@ def _launch(config: TrainConfig, restarts: int) -> int:
                     break
                 left = restarts - attempt
                 print(f"the attempt failed; {left} restarts left", flush=True)
+                if left:
+                    # No hot loop of crashes; and a process's birth is known to 10 ms only,
+                    # so without a pause the new ranks may seem older than the old ones' end.
+                    time.sleep(RESTART_PAUSE_S)
         except _StoppedError as stop:
             print("stopped", flush=True)
             code = 128 + stop.args[0]
