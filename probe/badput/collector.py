@@ -43,6 +43,11 @@ def log(text: str) -> None:
         sys.stderr.flush()
 
 
+def spool_names(root: Path) -> set[str]:
+    """Names of the spools below ``root``."""
+    return {path.name for path in root.iterdir() if len(path.name) == 16}
+
+
 class Tended:
     """One spool that this collector looks after."""
 
@@ -108,15 +113,19 @@ class Collector:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.tended: dict[str, Tended] = {}
+        self.seen: set[str] = set()
+        """Spools there were at the last look."""
         self._refused: set[str] = set()
+        self._busy: set[str] = set()
+        """Spools that `badput collect` drains just now."""
         self._boot = identity.boot_id()
         self._space = identity.pid_namespace()
 
     def adopt(self) -> None:
         """Take on spools that are new, or were left by a collector that died."""
-        for name in sorted(os.listdir(self.root)):
-            if len(name) != 16 or name in self.tended or name in self._refused:
-                continue
+        self._busy.clear()
+        self.seen = spool_names(self.root)
+        for name in sorted(self.seen - self.tended.keys() - self._refused):
             try:
                 self._adopt(name)
             except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
@@ -130,6 +139,7 @@ class Collector:
         try:
             drain = Drain(self.root / name)
         except BusyError:
+            self._busy.add(name)
             return
         process = drain.facts["process"]
         same_boot = process.get("boot_id") == self._boot
@@ -162,15 +172,11 @@ class Collector:
         idle_since = time.monotonic()
         while True:
             self.tick()
-            if self.tended:
+            if self.tended or self._busy:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > IDLE_S:
                 return
             time.sleep(TICK_S)
-
-    def refused(self) -> set[str]:
-        """Names of spools that cannot be read or are somebody else's."""
-        return self._refused
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,17 +200,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             # A process that begins now still sees the lock held: look once more after letting
             # go of it, and take it back if something came.
             os.close(lock)
-            if not _spool_names(root) - collector.refused():
+            if not spool_names(root) - collector.seen:
                 return 0
             lock = try_lock(root_fd)
             if lock is None:
                 return 0
     except FileNotFoundError:
         return 0  # someone removed the spool root
-
-
-def _spool_names(root: Path) -> set[str]:
-    return {name for name in os.listdir(root) if len(name) == 16}
 
 
 def _settle_down() -> None:

@@ -29,6 +29,10 @@ BATCH_LIMIT = 65_536
 """Records of one round. It bounds the collector's memory."""
 
 
+_ROUNDS = 16
+"""Rounds at a time, so that one busy writer does not keep the others waiting."""
+
+
 class BusyError(Exception):
     """Another collector drains this spool."""
 
@@ -75,7 +79,7 @@ class Drain:
     def drain(self, writer_dead: bool = False) -> int:
         """Put all whole records into Parquet; how many there were. Raises OSError."""
         total = 0
-        while True:
+        for _ in range(_ROUNDS):
             position = self.position.copy()
             batch = self.reader.read(position, BATCH_LIMIT)
             if batch.stuck and not batch.count and (writer_dead or self.backlog() > 0):
@@ -90,6 +94,7 @@ class Drain:
             self._write(batch, position)
             self._acknowledge(position)
             total += batch.count
+        return total
 
     def _write(self, batch: Batch, position: Position) -> None:
         name = f"{self.process_id:016x}-{batch.first_seq:012d}"
@@ -153,11 +158,11 @@ class Drain:
 
     def _end_attrs(self, status: int | None, seen_ns: int) -> dict[str, Any]:
         position, clock = self.position, Clock(self.facts)
-        _, dropped, _ = self.reader.writer()
+        _, dropped, closed = self.reader.writer()
         code, signal = split_status(status)
         step, phase, since = self._phase()
         close = position.close
-        if close is not None:
+        if close is not None and "t" in close:
             seen_ns = clock.wall(close["t"])
         sign = max(position.last_sign, since)
         return {
@@ -172,7 +177,7 @@ class Drain:
             "records": position.records,
             "dropped": dropped,
             "damaged": position.damaged,
-            "closed": close is not None,
+            "closed": closed or close is not None,
         }
 
     def _reason(self, code: int | None, signal: int | None) -> str:
@@ -180,8 +185,9 @@ class Drain:
             return "killed" if signal == 9 else "signal"
         if code is not None and code != 0:
             return "exception" if self.position.uncaught and code == 1 else "exit"
-        if self.position.close is not None:
-            return "exception" if self.position.close.get("failed") else "completed"
+        close = self.position.close
+        if close is not None or self.reader.writer()[2]:
+            return "exception" if close and close.get("failed") else "completed"
         return "completed" if code == 0 else "unknown"
 
     def _phase(self) -> tuple[int | None, str, int]:

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from badput.values import as_count
+from badput.values import SMALL, as_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ def world(role: str, rank: int | None, world_size: int | None) -> dict[str, int 
     slurm_size = env_count("SLURM_STEP_NUM_TASKS") if step else None
     slurm_local = env_count("SLURM_LOCALID") if step else None
     size = first(
-        as_count("world_size", world_size), torch_size, env_count("WORLD_SIZE"), slurm_size
+        as_count("world_size", world_size, SMALL), torch_size, env_count("WORLD_SIZE"), slurm_size
     )
     if role == "launcher":
         return {"rank": None, "world_size": size, "local_rank": None}
-    found = first(as_count("rank", rank), torch_rank, env_count("RANK"), slurm_rank)
+    found = first(as_count("rank", rank, SMALL), torch_rank, env_count("RANK"), slurm_rank)
     if found is None:
         found = 0
         size = first(size, 1)

@@ -50,6 +50,7 @@ SEGMENT_END = SEGMENT_SIZE - 64
 # -- records --------------------------------------------------------------------------------
 HEAD = Struct("<HHIQ")  # type, flags, size with everything, sequence number
 CRC = Struct("<I")
+WORD = Struct("<Q")
 
 STEP, NAME, SPAN_BEGIN, SPAN, EVENT, CLOSE, FULL = 1, 2, 3, 4, 5, 6, 7
 """Record types; 0 is a place not written yet. FULL says: go on in the next segment."""

@@ -35,7 +35,7 @@ class Recorder:
     """One incarnation's recording state. ``owner`` is the thread that runs the steps."""
 
     __slots__ = (
-        "acc", "acc_used", "fresh", "lock", "names", "owner", "pending", "pre_data", "spool",
+        "acc_used", "fresh", "lock", "names", "owner", "pending", "spool",
         "stack", "step",
     )  # fmt: skip
 
@@ -46,10 +46,8 @@ class Recorder:
         self.names: dict[str, int] = {}
         self.owner = threading.get_ident()
         self.stack: list[Span] = []
-        self.acc = [lo.ACC_NULL] * len(STEP_CATEGORIES)
         self.acc_used = False
         self.fresh = True
-        self.pre_data: int | None = None
         self.step = Step(self)
         self.set_phase(lo.PHASE_INIT, _now())
 
@@ -96,20 +94,6 @@ class Recorder:
             return 0
         self.names[name] = number
         return number
-
-    # -- time inside steps ------------------------------------------------------------------
-    def add(self, category: int, ns: int) -> None:
-        """Add nanoseconds to an accumulator of the step under way."""
-        have = self.acc[category]
-        self.acc[category] = ns if have == lo.ACC_NULL else have + ns
-        if not self.acc_used:
-            self.acc_used = True
-            self.step.extra()
-
-    def wait(self, ns: int) -> None:
-        """Add to the wait for data before the next step."""
-        self.pre_data = ns if self.pre_data is None else self.pre_data + ns
-        self.step.extra()
 
     def unwind(self) -> None:
         """Forget spans that were entered inside the step by hand and never left."""

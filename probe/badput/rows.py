@@ -173,13 +173,13 @@ def add_span(rows: Rows, key: dict[str, Any], payload: Mapping[str, Any], clock:
         {
             **key,
             "op": name,
-            "step": step if isinstance(step, int) else None,
+            "step": step if type(step) is int else None,
             "path": None if path is None else str(path),
             "start_ns": start,
             "dur_ns": dur,
             "durable_ns": start + dur if durable and dur is not None else None,
             "ok": ok,
-            "bytes": size if isinstance(size, int) else None,
+            "bytes": size if type(size) is int else None,
         }
     )
 

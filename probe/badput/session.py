@@ -12,7 +12,7 @@ from badput import __version__, guard, identity
 from badput.recorder import Recorder
 from badput.spawn import ensure_collector
 from badput.spool import Spool, SpoolError, default_root
-from badput.values import as_count, plain
+from badput.values import SMALL, as_count, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,8 +66,11 @@ def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[s
     mono, wall = time.monotonic_ns(), time.time_ns()
     start_ns = wall if _born else min(start_ns, wall)  # a second incarnation begins now
     who = identity.world(role, given["rank"], given["world_size"])
-    stages, stage = as_count("stages", given["stages"]), as_count("stage", given["stage"])
-    replica = as_count("replica", given["replica"])
+    stages, stage = (
+        as_count("stages", given["stages"], SMALL),
+        as_count("stage", given["stage"], SMALL),
+    )
+    replica = as_count("replica", given["replica"], SMALL)
     if replica is None and who["rank"] is not None:
         replica = who["rank"] // stages if stages else who["rank"]
     process = {
@@ -77,8 +80,8 @@ def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[s
         "replica": replica,
         "stage": stage,
         "stages": stages,
-        "microbatches": as_count("microbatches", given["microbatches"]),
-        "schedule": given["schedule"],
+        "microbatches": as_count("microbatches", given["microbatches"], SMALL),
+        "schedule": _text(given["schedule"]),
         "start_ns": start_ns,
         "init_ns": wall,
         "host": identity.host(),
@@ -88,7 +91,12 @@ def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[s
         **identity.gpu(),
         "version": __version__,
     }
-    row = {"process_id": process_id, "time_ns": wall, "name": given["name"], "source": "probe"}
+    row = {
+        "process_id": process_id,
+        "time_ns": wall,
+        "name": _text(given["name"]),
+        "source": "probe",
+    }
     return {
         "run": run,
         "anchor_mono_ns": mono,
@@ -101,15 +109,19 @@ def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[s
     }
 
 
+def _text(value: object) -> str | None:
+    return None if value is None else str(plain(value))
+
+
 def _flops(flops: object) -> dict[str, Any]:
     """FLOPs a token (a number), or a formula id with its inputs: (id, {...}) or {"formula": id}."""
     if flops is None:
         return {}
     if isinstance(flops, dict):
         inputs = {k: v for k, v in flops.items() if k != "formula"}
-        return {"flops_formula": flops.get("formula"), "flops_inputs": inputs}
+        return {"flops_formula": _text(flops.get("formula")), "flops_inputs": inputs}
     if isinstance(flops, (tuple, list)) and len(flops) == 2:
-        return {"flops_formula": flops[0], "flops_inputs": flops[1]}
+        return {"flops_formula": _text(flops[0]), "flops_inputs": flops[1]}
     if isinstance(flops, str):
         return {"flops_formula": flops, "flops_inputs": {}}
     return {"flops_formula": "per_token", "flops_inputs": {"flops_per_token": flops}}
@@ -147,6 +159,8 @@ def after_fork(recorder: Recorder) -> None:
     """In a forked child: the maps are shared with the parent, so let go of them."""
     import threading
 
+    global _born  # noqa: PLW0603 - one probe a process
+    _born = False
     recorder.lock = threading.Lock()  # another thread of the parent may have held it
     disconnect(recorder)
     spool = recorder.spool

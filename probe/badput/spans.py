@@ -122,7 +122,7 @@ class Span:
                 return
             stack.pop()
             ns = end - self._start
-            rec.add(self._quick, ns - self.child)
+            step.add(self._quick, ns - self.child)
             phase = lo.PHASE_STEP
             if stack:
                 parent = stack[-1]
@@ -161,7 +161,7 @@ class Span:
         while stack.pop() is not self:
             continue
         if self.inside and rec.step.open:
-            rec.add(CATEGORY.get(self.name, _OTHER), max(0, ns - self.child))
+            rec.step.add(CATEGORY.get(self.name, _OTHER), max(0, ns - self.child))
         if stack:
             stack[-1].child += ns
         rec.back_to(end)
@@ -237,11 +237,11 @@ class DataIterator:
                 return
             end = _now()
             if rec.step.open:
-                rec.add(_DATA, end - start)
+                rec.step.add(_DATA, end - start)
                 if rec.stack:
                     rec.stack[-1].child += end - start
             elif not rec.stack:  # inside an out-of-step span the wait is that span's time
-                rec.wait(end - start)
+                rec.step.wait(end - start)
             rec.back_to(end)
         except Exception as error:  # noqa: BLE001 - guard
             fail("data", error)

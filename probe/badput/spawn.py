@@ -10,16 +10,17 @@ import subprocess
 import sys
 
 from badput import identity
+from badput.layout import FORMAT_VERSION
 from badput.spool import open_root
 
 LOG_LIMIT = 1 << 20
 
 
 def lock_name() -> str:
-    """Name of the lock file: one collector for each boot, pid namespace and spool root."""
+    """Name of the lock file: one collector for each format, boot, pid namespace and spool root."""
     boot = (identity.boot_id() or "unknown")[:13]
     space = (identity.pid_namespace() or "unknown").strip("pid:[]")
-    return f"collector-{boot}-{space}.lock"
+    return f"collector-v{FORMAT_VERSION}-{boot}-{space}.lock"
 
 
 def try_lock(root_fd: int) -> int | None:

@@ -9,6 +9,7 @@ kills training.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import mmap
@@ -25,33 +26,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 REFUSED_FILE_SYSTEMS = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "lustre",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "virtiofs",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "glusterfs",
-        "afs",
-        "orangefs",
-        "panfs",
-        "wekafs",
-        "vastfs",
-        "quobyte",
-        "ocfs2",
-        "gfs2",
-        "pvfs2",
-    ]
-)
+    (
+        "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "9p", "virtiofs", "gpfs", "beegfs", "ceph",
+        "glusterfs", "afs", "orangefs", "panfs", "wekafs", "vastfs", "quobyte", "ocfs2", "gfs2",
+    )
+)  # fmt: skip
+"""File systems that several nodes share; every FUSE one is refused too."""
 RETRY_NS = 1_000_000_000
 """How long to wait before asking for a segment again after it was refused."""
 _MADV_POPULATE_WRITE = 23
+_RETIRED = 1 << 62
 
 
 class SpoolError(Exception):
@@ -72,10 +56,8 @@ def open_root(root: str) -> int:
     Raises SpoolError if it is a symbolic link, is not ours, or lies on a file system that
     several nodes share; OSError if it cannot be made.
     """
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(root, 0o700)
-    except FileExistsError:
-        pass
     try:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -145,6 +127,19 @@ def make_segment(folder: int, index: int, process_id: int) -> None:
         os.unlink(temp, dir_fd=folder)
 
 
+def _discard(root: int, name: str) -> None:
+    """Remove a half-made spool."""
+    try:
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        for file in os.listdir(folder):
+            os.unlink(file, dir_fd=folder)
+        os.rmdir(name, dir_fd=root)
+    os.close(folder)
+
+
 class Spool:
     """An open spool: the control page, the segment being written, and where to write next.
 
@@ -179,8 +174,8 @@ class Spool:
         # Without an interpreter lock the training thread must always take ours: see steps.py.
         self.always = self.other = not getattr(sys, "_is_gil_enabled", lambda: True)()
         root_fd = open_root(root)
+        temp = f".new-{lo.spool_name(process_id)}"
         try:
-            temp = f".new-{lo.spool_name(process_id)}"
             os.mkdir(temp, 0o700, dir_fd=root_fd)
             self._folder = os.open(
                 temp, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root_fd
@@ -193,6 +188,9 @@ class Spool:
             self.pos = lo.SEGMENT_START
             # From here on a collector may find it.
             os.rename(temp, lo.spool_name(process_id), src_dir_fd=root_fd, dst_dir_fd=root_fd)
+        except BaseException:
+            _discard(root_fd, temp)
+            raise
         finally:
             os.close(root_fd)
 
@@ -278,8 +276,7 @@ class Spool:
         """
         size = (lo.HEAD.size + len(payload) + lo.CRC.size + 7) & ~7
         if not self.room(size):
-            self.dropped += 1
-            self.note()
+            self.drop()
             return None
         seq = self.seq
         body = lo.HEAD.pack(kind, 0, size, seq) + payload.ljust(size - lo.HEAD.size - lo.CRC.size)
@@ -288,13 +285,19 @@ class Spool:
         self.seq = seq + 1
         return seq
 
+    def drop(self) -> None:
+        """Count a record that had no room; one that came after the end counts for nothing."""
+        if self.pos < _RETIRED:
+            self.dropped += 1
+            self.note()
+
     def acknowledged(self) -> bool:
         """True once the reader has everything, the end included, in Parquet."""
         return lo.READER.unpack_from(self.control, lo.READER_AT)[2] != 0
 
     def retire(self) -> None:
         """Take no more records: there is no room any more, for good."""
-        self.pos = self._retry_at = 1 << 62
+        self.pos = self._retry_at = _RETIRED
 
     def release(self) -> None:
         """Give the descriptors back; the maps go with the last reference to them."""

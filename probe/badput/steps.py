@@ -30,6 +30,7 @@ _hot_into = lo.STEP_HOT.pack_into
 _HOT_AT, _PHASE_STEP, _TURN, _SIZE = lo.STEP_HOT_AT, lo.PHASE_STEP, lo.SLOT_TURN, lo.STEP_SIZE
 _LAST_POS = lo.SEGMENT_END - lo.STEP_SIZE
 _TOKENS = lo.TOKENS_AT // 8
+_PRE = lo.PRE_AT // 8
 _CRC = lo.STEP_CRC_AT // 4
 _LOCK_WAIT_S = 0.5
 
@@ -41,8 +42,8 @@ class Step:
     """
 
     __slots__ = (
-        "_buf", "_crc", "_extra", "_pending", "_rec", "_short", "_spool", "_stack", "_start",
-        "_whole", "counts", "flags", "floats", "last", "number", "open", "slot", "state", "tokens",
+        "_blank", "_buf", "_crc", "_extra", "_pending", "_rec", "_short", "_spool", "_stack", "_start",
+        "_whole", "acc", "counts", "flags", "floats", "last", "number", "open", "slot", "state", "tokens",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder) -> None:
@@ -57,25 +58,11 @@ class Step:
         self._crc = memoryview(self._buf).cast("I")
         self._short = memoryview(self._buf)[: lo.STEP_SHORT]
         self._whole = memoryview(self._buf)[: lo.STEP_WHOLE]
-        lo.STEP_BODY.pack_into(
-            self._buf,
-            0,
-            lo.STEP,
-            0,
-            lo.STEP_SIZE,
-            0,
-            0,
-            0,
-            0,
-            -1,
-            0.0,
-            lo.ACC_NULL,
-            -1,
-            -1,
-            0.0,
-            0,
-            0,
-        )
+        self.acc = memoryview(self._buf)[lo.ACC_AT : lo.STEP_WHOLE].cast("Q")
+        empty = (lo.STEP, 0, lo.STEP_SIZE, 0, 0, 0, 0, -1, 0.0, lo.ACC_NULL, -1, -1, 0.0, 0, 0)
+        lo.STEP_BODY.pack_into(self._buf, 0, *empty)
+        lo.ACC.pack_into(self._buf, lo.ACC_AT, *[lo.ACC_NULL] * len(self.acc))
+        self._blank = bytearray(self._buf)
         self._start = self.number = self.flags = self.last = 0
         self.slot = lo.SLOT_WORD
         self.tokens: int | None = None
@@ -159,10 +146,7 @@ class Step:
                 lock.release()
 
     def _write(self, end: int) -> bool:
-        spool, rec, buf = self._spool, self._rec, self._buf
-        lo.ACC.pack_into(buf, lo.ACC_AT, *rec.acc)
-        if rec.pre_data is not None:
-            self.counts[lo.PRE_AT // 8] = rec.pre_data
+        spool, buf = self._spool, self._buf
         buf[lo.FLAGS_AT] = self.flags | lo.WHOLE
         pos, seq = spool.pos, spool.seq
         _hot_into(buf, _HOT_AT, seq, self.number, self._start, end)
@@ -173,23 +157,33 @@ class Step:
 
     def reset(self) -> None:
         """Put back the fields that only some steps have."""
-        rec = self._rec
-        rec.pre_data = None
-        self.flags = self._buf[lo.FLAGS_AT] = 0
-        counts = self.counts
-        counts[lo.PRE_AT // 8] = counts[lo.SAMPLES_AT // 8] = counts[lo.PADDING_AT // 8] = -1
-        self._crc[lo.SOURCE_AT // 4] = 0
-        self._extra = rec.acc_used
-        if rec.acc_used:
-            rec.acc = [v if v == lo.ACC_NULL else 0 for v in rec.acc]
+        self._buf[:] = self._blank
+        self.tokens = None
+        self.flags = 0
+        self._extra = self._rec.acc_used
 
     def extra(self) -> None:
         """The step under way has more than the hot fields."""
         self._extra = True
 
+    def add(self, category: int, ns: int) -> None:
+        """Add nanoseconds to an accumulator, whose use makes it 0, not unknown, in later steps."""
+        have = self.acc[category]
+        if have != lo.ACC_NULL:
+            self.acc[category] = have + ns
+            return
+        self.acc[category] = ns
+        lo.WORD.pack_into(self._blank, lo.ACC_AT + 8 * category, 0)
+        self._rec.acc_used = self._extra = True
+
+    def wait(self, ns: int) -> None:
+        """Add to the wait for data before the next step."""
+        have = self.counts[_PRE]
+        self.counts[_PRE] = ns if have < 0 else have + ns
+        self._extra = True
+
     def _dropped(self, end: int) -> None:
-        self._spool.dropped += 1
-        self._spool.note()
+        self._spool.drop()
         self._rec.set_phase(lo.PHASE_LOOP, end)
 
     def _failed(self, end: int, kind: type[BaseException], trace: TracebackType | None) -> None:

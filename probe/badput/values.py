@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_COUNT = 1 << 62
+SMALL = 1 << 31
+"""Limit of what is stored in 32 bits: ranks, stages."""
 MAX_PAYLOAD = 32_768
 """Bytes of JSON in one record; what is longer loses its attributes and says so."""
 _MAX_DEPTH = 6
@@ -30,7 +32,7 @@ def is_tensor(value: object) -> bool:
     return tensor is not None and isinstance(value, tensor)
 
 
-def as_count(what: str, value: object) -> int | None:
+def as_count(what: str, value: object, limit: int = _MAX_COUNT) -> int | None:
     """``value`` as a count >= 0, or None with one warning if it is none."""
     if value is None:
         return None
@@ -41,7 +43,7 @@ def as_count(what: str, value: object) -> int | None:
         number = int(value) if value.is_integer() else None
     elif isinstance(value, numbers.Integral) and not is_tensor(value):
         number = int(value)
-    if number is None or not 0 <= number < _MAX_COUNT:
+    if number is None or not 0 <= number < limit:
         kind = "a tensor" if is_tensor(value) else f"{type(value).__name__}"
         say(f"value {what}", f"{what} wants a whole number >= 0 and got {kind}; it is left out")
         return None
