@@ -87,7 +87,7 @@ def _samples(attempt: Attempt) -> list[tuple[float, int, float]]:
     """(tokens per step, steps, relative tolerance) of each row whose clock is certain."""
     rows = attempt.steps
     found: list[tuple[float, int, float]] = []
-    first = 1 if len(rows) > 3 else 0  # where the first row's counter began is a guess
+    first = 1 if len(rows) > 1 else 0  # where the first row's counter began is a guess
     for index in range(first, len(rows)):
         tokens = _estimate(attempt, index)
         if tokens is not None:

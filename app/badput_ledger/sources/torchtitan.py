@@ -159,7 +159,20 @@ class _Reader:
             self.unread.append(
                 Unread(self.file, None, f"{self.bad_steps} step records not understood")
             )
-        return [live.attempt for live in self.lives]
+        return self._once([live.attempt for live in self.lives])
+
+    def _once(self, attempts: list[Attempt]) -> list[Attempt]:
+        """Every attempt once, where two files hold the same part of a log: the longer copy."""
+        best: dict[tuple[int, str, str | None], Attempt] = {}
+        for attempt in attempts:
+            key = (attempt.start, attempt.mark.text, attempt.home)
+            other = best.get(key)
+            if other is not None:
+                what = f"this attempt is also in {other.mark.file}:{other.mark.line}; counted once"
+                self.unread.append(Unread(attempt.mark.file, attempt.mark.line, what))
+            if other is None or len(attempt.steps) > len(other.steps):
+                best[key] = attempt
+        return list(best.values())
 
     # -- attempts -----------------------------------------------------------------
 
@@ -167,7 +180,7 @@ class _Reader:
         live = self.live
         start, start_mark = time, mark
         banner = self.banner if self.banner is not None and self.banner[0] <= time else None
-        if live is None or self.new_job or (num is not None and num <= (live.attempt.number or 0)):
+        if live is None or self.new_job or self._counts_anew(live, num):
             fresh = Live.new_job(
                 banner or (time, mark), dated=banner is not None or num is not None
             )
@@ -180,6 +193,11 @@ class _Reader:
         self.lives.append(opened)
         self.banner, self.new_job, self.report = None, False, None
         return opened
+
+    @staticmethod
+    def _counts_anew(live: Live, num: int | None) -> bool:
+        """True if a wrapper that numbers its attempts has begun again."""
+        return num is not None and (num == 1 or num <= (live.attempt.number or 0))
 
     def _bracket(self, line: int, text: str) -> None:
         """``[DATE] ...`` of a wrapper script."""
@@ -231,14 +249,13 @@ class _Reader:
 
     def _of_agent(self, pid: int, where: str) -> Live | None:
         """The attempt of this agent; a fresh agent takes over an attempt only announced yet."""
+        starting = where.startswith("run.py")  # said before the trainer says anything
         for live in reversed(self.lives[-3:]):
             if live.agent == pid:
-                return live
+                return None if starting and live.talking else live
         live = self.live
-        if live is None or live.agent is not None:
+        if live is None or live.agent is not None or (starting and live.talking):
             return None
-        if live.talking and where.startswith("run.py"):
-            return None  # the agent speaks before its trainer: this is the next one
         live.agent = pid
         return live
 
@@ -260,6 +277,7 @@ class _Reader:
         self.now = time
         live = self._of_record(time, rank, said)
         live.sign(time, own=True)
+        self.banner = None  # a dated line in the middle of a training announces nothing
         if logger == "httpx" or rank != live.attempt.rank:
             return
         if said.text.startswith("step:"):
