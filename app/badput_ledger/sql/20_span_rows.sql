@@ -16,11 +16,12 @@ following AS (
       ON n.session = s.session AND n.rank = s.rank AND s.start_ns >= n.start_ns
 ),
 ended AS (
-    SELECT n.*, f.next_step_ns, coalesce(n.start_ns + greatest(n.dur_ns, 0), greatest(n.start_ns, least(
+    SELECT n.*, f.next_step_ns, CASE WHEN n.dur_ns IS NOT NULL THEN n.start_ns + greatest(n.dur_ns, 0)
+           ELSE greatest(n.start_ns, least(
                coalesce(f.next_step_ns, n.last_ns),
                coalesce((SELECT min(o.start_ns) FROM named o WHERE o.session = n.session
                          AND o.rank = n.rank AND o.start_ns > n.start_ns), n.last_ns),
-               n.last_ns))) AS stop_ns
+               n.last_ns)) END AS stop_ns
     FROM named n LEFT JOIN following f USING (process_id, seq)
 )
 SELECT session, rank, process_id, seq, name, start_ns, stop_ns,

@@ -16,5 +16,5 @@ known AS (
 )
 SELECT *, CASE WHEN completed OR NOT end_known OR NOT stepped THEN from_ns
                ELSE least(noticed_ns, greatest(from_ns + coalesce(usual_ns, 0),
-                          coalesce(least(last_sign_ns, noticed_ns), from_ns))) END AS partial_ns
+                          least(coalesce(last_sign_ns, from_ns), noticed_ns))) END AS partial_ns
 FROM known
