@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from badput_ledger.runs import find_runs
-
 from badput.parts import FACTS
 from badput.schema import TABLES
+from badput_ledger.runs import find_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,15 +70,32 @@ def list_runs(paths: tuple[Path, ...]) -> list[Run]:
     out: list[Run] = []
     seen: set[str] = set()
     for root in paths:
-        for ref in find_runs(root):
-            key = base = _key(root, ref.path)
+        found = [(ref.path, ref.name, ref.source) for ref in find_runs(root)]
+        known = {path for path, _, _ in found}
+        found += [(p, p.name, "unknown") for p in _forbidden(root) if p not in known]
+        for path, name, source in found:
+            key = base = _key(root, path)
             number = 2
             while key in seen:
                 key = f"{base}~{number}"
                 number += 1
             seen.add(key)
-            out.append(Run(key, ref.path, ref.name, ref.source))
+            out.append(Run(key, path, name, source))
     return out
+
+
+def _forbidden(root: Path) -> list[Path]:
+    """Folders right below ``root`` that we may not read: each gets a row that says so,
+    since a run that is silently missing looks like a run that never was."""
+    try:
+        below = sorted(Path(e.path) for e in os.scandir(root) if e.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+    return [p for p in below if not _readable(p) or not _readable(p / FACTS)]
+
+
+def _readable(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.X_OK) or not os.access(folder, os.F_OK)
 
 
 def _key(root: Path, path: Path) -> str:

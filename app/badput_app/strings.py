@@ -85,8 +85,9 @@ COLUMNS = (
 )
 COLUMNS_CAPTION = (
     "Kept time: share of the allocated time that went into steps that the final model descends "
-    "from. Wasted: everything else that was allocated. Lost steps: done and lost with a failure, "
-    "a rollback or an abandoned branch. State: how the last session ended."
+    "from. Wasted: everything that is not productive, stalls and bubbles of kept steps included. "
+    "Lost steps: done and lost with a failure, a rollback or an abandoned branch. "
+    "State: how the last session ended."
 )
 WASTED_MONEY, WASTED_TIME = "Wasted, $", "Wasted"
 BROKEN = "cannot be read"
@@ -118,8 +119,8 @@ KEPT, KEPT_HELP = (
 WASTED, WASTED_HELP = (
     "Wasted",
     (
-        "Everything allocated that did not go into kept steps: groups A to F and the unaccounted "
-        "time U."
+        "Everything allocated that is not productive: groups A to G and the unaccounted time U. "
+        "It counts the stalls and bubbles inside kept steps too, which kept time does not."
     ),
 )
 LOST, LOST_HELP = (

@@ -13,20 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def kept_seconds(report: Mapping[str, Any]) -> float:
-    """Slot-seconds inside kept steps: groups G and H."""
-    return _sum(report, lambda group: group in "GH")
-
-
 def wasted_seconds(report: Mapping[str, Any]) -> float:
-    """Slot-seconds of everything else."""
-    return _sum(report, lambda group: group not in "GH")
-
-
-def _sum(report: Mapping[str, Any], wanted: Any) -> float:
-    return sum(
-        float(v.get("gpu_seconds") or 0) for k, v in report["leaves"].items() if wanted(k[0])
-    )
+    """Slot-seconds of everything but productive time: what ``cost.wasted`` of the report prices."""
+    leaves = report["leaves"].items()
+    return sum(float(v.get("gpu_seconds") or 0) for k, v in leaves if k[0] != "H")
 
 
 def empty_groups(report: Mapping[str, Any]) -> list[str]:
@@ -40,11 +30,11 @@ def empty_groups(report: Mapping[str, Any]) -> list[str]:
 
 
 def worst_leaf(report: Mapping[str, Any]) -> str:
-    """Title of the largest leaf outside kept steps; ``nothing`` if all are empty."""
+    """Title of the largest leaf that is not productive; ``nothing`` if all are empty."""
     rows = [
         (float(report["leaves"][leaf.id].get("gpu_seconds") or 0), leaf.title)
         for leaf in LEAVES
-        if leaf.id in report["leaves"] and leaf.group not in "GH"
+        if leaf.id in report["leaves"] and leaf.group != "H"
     ]
     value, title = max(rows, default=(0.0, ""))
     return title if value > 0 else "nothing"

@@ -66,7 +66,8 @@ def make_report(
     total = sum(x["gpu_seconds"] for x in leaves.values())
     kept = sum(x["gpu_seconds"] for k, x in leaves.items() if k[0] in "GH")
     cost = None if price is None else total / 3600 * price
-    wasted = None if price is None else (total - kept) / 3600 * price
+    productive = leaves["H.productive"]["gpu_seconds"]
+    wasted = None if price is None else (total - productive) / 3600 * price
     return {
         "run": {"id": "made-up", "name": "made-up", "gpus": 2, "world_size": 2},
         "units": units,
@@ -226,6 +227,12 @@ def write_killed_run(run: Path, *, name: str = "tiny-killed", price: float | Non
     for table, entries in rows.items():
         parts.write_rows(run, table, "a", entries)
     return run
+
+
+@pytest.fixture
+def write_run() -> Callable[..., Path]:
+    """Writes the run that was killed and restarted into a folder."""
+    return write_killed_run
 
 
 @pytest.fixture

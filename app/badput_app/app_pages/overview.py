@@ -15,7 +15,8 @@ def choose(runs: list[state.Run]) -> state.Run | None:
         key = st.selectbox(
             strings.RUN_LABEL,
             list(by_key),
-            index=0 if len(runs) == 1 else None,
+            # Not the lone run: a value that is the default would not stand in the URL.
+            index=None,
             placeholder=strings.RUN_PLACEHOLDER,
             key=components.RUN_KEY,
             bind="query-params",
@@ -24,7 +25,9 @@ def choose(runs: list[state.Run]) -> state.Run | None:
         st.warning(
             strings.UNKNOWN_RUN.format(name=fmt.markdown(wanted)), icon=":material/search_off:"
         )
-    return by_key.get(key) if key else None
+    if key:
+        return by_key.get(key)
+    return runs[0] if len(runs) == 1 and not wanted else None
 
 
 def title(run: state.Run, report: dict) -> None:
