@@ -44,6 +44,23 @@ def test_a_year_less_line_after_new_year_gets_the_next_year(titan, tmp_path, do_
     assert failure["time_ns"] == int(titan.now.timestamp() * 1000) * 1_000_000
 
 
+def test_one_launch_without_wrapper_lines_leaves_its_allocation_to_the_books(
+    titan, tmp_path, do_import
+):
+    titan.launch(1).steps(1, 8)
+    assert do_import(titan.write(tmp_path / "a.log")).run.allocations == []
+
+
+def test_a_gap_in_which_another_run_ran_was_not_held(titan, tmp_path, do_import):
+    for folder in ("alpha", "beta", "alpha"):
+        titan.folder = f"/data/runs/{folder}"
+        titan.wait(5).wrapper(f"config={folder}").raw(f"  OUT_DIR={titan.folder}")
+        titan.launch(1).steps(1, 3)
+    first, second = do_import(titan.write(tmp_path / "a.log")).runs
+    assert {a["held"] for a in first.allocations} == {"yes", "no"}
+    assert {a["held"] for a in second.allocations} == {"yes"}
+
+
 def test_twelve_at_night_is_hour_zero(titan, tmp_path, do_import):
     titan.wait(20 * 60).wrapper("alpha START", half_day=True).wrapper("attempt #1", half_day=True)
     assert "12:00:00 AM" in titan.lines[0]
@@ -172,14 +189,15 @@ def test_a_save_between_two_logged_steps_lies_inside_their_row(titan, tmp_path, 
     assert save["step"] == 24  # no line says so but the folder that is deleted later
 
 
-def test_without_wrapper_lines_there_are_no_allocations_and_a_new_agent_is_a_restart(
+def test_without_wrapper_lines_a_new_agent_is_a_restart_and_the_gap_is_nobodys(
     titan, tmp_path, do_import
 ):
     titan.launch(1).steps(1, 8).save(1).steps(9, 11).wait(60)
     titan.launch(9, load="/data/runs/alpha/checkpoint/step-8").steps(9, 12)
     run = do_import(titan.write(tmp_path / "a.log")).run
     assert run.ranges() == [(1, 11), (9, 12)]
-    assert run.allocations == []
+    gaps = [a for a in run.allocations if a["held"] != "yes"]
+    assert {(a["held"], (a["end_ns"] - a["start_ns"]) // 10**9) for a in gaps} == {("unknown", 60)}
     assert [run.end(i)["attrs"]["reason"] for i in range(2)] == ["unknown", "unknown"]
     assert run.end(1)["attrs"]["phase"] == "step"
     assert len(run.claims("last_sign")) == 2

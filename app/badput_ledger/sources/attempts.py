@@ -178,6 +178,8 @@ class Run:
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     home: str | None = None
     notes: list[str] = field(default_factory=list[str])
+    elsewhere: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """When another run of the same logs was running."""
 
 
 @dataclass(slots=True)
@@ -213,6 +215,8 @@ def split_runs(attempts: list[Attempt], fallback: str) -> list[Run]:
             runs.append(run)
             newest[attempt.home] = run
         run.attempts.append(attempt)
+    for run in runs:
+        run.elsewhere = [(a.start, a.last) for r in runs if r is not run for a in r.attempts]
     return runs
 
 

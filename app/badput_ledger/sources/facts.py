@@ -333,17 +333,18 @@ def _evidence(attempt: Attempt, pid: int, start: str) -> list[Row]:
 
 
 def _allocations(run: Run) -> list[Row]:
-    """Intervals of each slot, where the dated lines of a wrapper script tell them.
+    """Intervals of each slot, where the log tells more than the processes' lives do.
 
-    Inside a job the GPUs are held all the time, restarts included. Between two jobs of one
-    run nobody says who had them.
+    Inside a job the GPUs are held all the time, restarts included. Between two jobs nobody
+    says who had them, unless the same logs show another run there. A single launch without
+    a wrapper's dates needs no rows: the books derive them.
     """
     jobs: list[tuple[Job, list[Attempt]]] = []
     for attempt in run.attempts:
         if not jobs or jobs[-1][0] is not attempt.job:
             jobs.append((attempt.job, []))
         jobs[-1][1].append(attempt)
-    if not any(job.dated for job, _ in jobs):
+    if len(jobs) == 1 and not jobs[0][0].dated:
         return []
     intervals: list[tuple[int, int, str, str]] = []
     for job, attempts in jobs:
@@ -351,8 +352,7 @@ def _allocations(run: Run) -> list[Row]:
         last = max(a.last for a in attempts)
         end = max(last, job.end) if job.end is not None else last
         if intervals and start > intervals[-1][1]:
-            gap = "nothing in the log between two jobs of this run"
-            intervals.append((intervals[-1][1], start, "unknown", gap))
+            intervals.append(_between(run, intervals[-1][1], start))
         elif intervals:
             start = intervals[-1][1]  # the next job began before the last one's end was seen
         intervals.append((start, max(start, end), "yes", _why(job)))
@@ -362,6 +362,12 @@ def _allocations(run: Run) -> list[Row]:
         for slot in range(slots)
         for start, end, held, why in intervals
     ]
+
+
+def _between(run: Run, start: int, end: int) -> tuple[int, int, str, str]:
+    if any(start < stop and begin < end for begin, stop in run.elsewhere):
+        return start, end, "no", "other runs of the same log ran in between"
+    return start, end, "unknown", "between two jobs of this run nothing says who held the GPUs"
 
 
 def _why(job: Job) -> str:

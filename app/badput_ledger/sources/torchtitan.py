@@ -176,11 +176,21 @@ class _Reader:
 
     # -- attempts -----------------------------------------------------------------
 
-    def _open(self, time: int, mark: Mark, num: int | None = None) -> Live:
+    def _open(
+        self, time: int, mark: Mark, num: int | None = None, *, same_job: bool = False
+    ) -> Live:
         live = self.live
         start, start_mark = time, mark
         banner = self.banner if self.banner is not None and self.banner[0] <= time else None
-        if live is None or self.new_job or self._counts_anew(live, num):
+        if (
+            live is None
+            or self.new_job
+            or self._counts_anew(live, num)
+            or not (
+                same_job
+                or live.attempt.job.dated  # with no wrapper, each launch is a job of its own
+            )
+        ):
             fresh = Live.new_job(
                 banner or (time, mark), dated=banner is not None or num is not None
             )
@@ -297,7 +307,7 @@ class _Reader:
                 return before
         elif live.starts_again(rank, said.text):
             agent = live.agent
-            live = self._open(time, said.mark())
+            live = self._open(time, said.mark(), same_job=True)
             live.agent = agent
         if not live.talking:
             live.first_record(time, rank)
