@@ -60,13 +60,14 @@ def tokens_of(attempts: Sequence[Attempt], options: Options) -> Tokens:
     if not steady:
         note = f"tokens of each step estimated from its throughput to {tolerance:.2%}{asked_text}"
         return Tokens(round(mean), "throughput x GPUs x time, by row", tolerance, note, by_row=True)
-    how = f"estimated from throughput, GPUs and time to {tolerance:.2%}{asked_text}"
-    note = f"tokens of a step {how}"
+    note = (
+        f"tokens of a step estimated from throughput, GPUs and time to {tolerance:.2%}{asked_text}"
+    )
     whole = round(mean / batch) * batch if batch else 0
-    if batch and abs(whole - mean) <= tolerance * mean < batch / 2:
-        # Only one whole number of tokens a sample fits: the estimate cannot mean another.
-        return Tokens(whole, "throughput x GPUs x time, whole samples", tolerance, note)
-    return Tokens(round(mean), "throughput x GPUs x time", tolerance, note)
+    # If only one whole number of tokens a sample fits, the estimate cannot mean another.
+    fits = batch and abs(whole - mean) <= tolerance * mean < batch / 2
+    source = "throughput x GPUs x time" + (", whole samples" if fits else "")
+    return Tokens(whole if fits else round(mean), source, tolerance, note)
 
 
 def row_tokens(attempt: Attempt, tokens: Tokens, index: int) -> int | None:
