@@ -29,6 +29,8 @@ SPAN_LEAVES: dict[str, str] = {
     "compile": "C.warmup",
     "launch": "C.launch",
     "data": "G.data",
+    # a step that ended with an exception: under way at a failure, if not caught and tried again
+    "failed_step": "D.partial",
 }
 """Names of out-of-step spans that have a leaf of their own."""
 

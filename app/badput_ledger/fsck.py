@@ -35,7 +35,11 @@ def _total(books: Books) -> dict[str, Any]:
 
 
 def _slots(books: Books) -> dict[str, Any]:
-    rows = books.rows("FROM slot_totals ORDER BY slot")
+    rows = books.rows(
+        "SELECT slot, coalesce(t.booked_ns, 0) AS booked_ns, a.ns AS allocated_ns FROM "
+        "(SELECT slot, sum(end_ns - start_ns) AS ns FROM allocations GROUP BY slot) a "
+        "LEFT JOIN slot_totals t USING (slot) ORDER BY slot"
+    )
     wrong = [r for r in rows if r["booked_ns"] != r["allocated_ns"]]
     found = f"{len(rows)} places"
     if wrong:
@@ -86,7 +90,8 @@ def _executed(books: Books) -> int:
         "JOIN rewinds w USING (session, rank) GROUP BY r.session, r.rank) "
         "SELECT coalesce(sum(CASE WHEN f.time_ns > s.start_ns THEN s.n_steps "
         "ELSE greatest(least(s.step, coalesce(c.completed_upto, s.step - s.n_steps)) "
-        "- (s.step - s.n_steps), 0) END), 0)::BIGINT AS n FROM step_rows s JOIN lead l USING (session, rank) "
+        "- (s.step - s.n_steps), 0) END), 0)::BIGINT AS n "
+        "FROM step_rows s JOIN lead l USING (session, rank) "
         "JOIN resumes c ON c.session = s.session LEFT JOIN final f ON f.session = s.session"
     )
     return int(rows[0]["n"])

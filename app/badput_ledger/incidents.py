@@ -16,7 +16,8 @@ RESTART = (
 )  # fmt: skip
 """Leaves of the session that followed which an incident is charged with."""
 
-_CLAIMS = ("restart", "failure", "end", "exit", "signal", "hang", "resumed_from")
+_ENDING = ("failure", "hang", "signal", "exit", "end")
+_STARTING = ("restart", "resumed_from")
 
 
 def build_incidents(books: Books) -> list[dict[str, Any]]:
@@ -93,8 +94,11 @@ def _ended(books: Books, session: Session, following: Session | None) -> dict[st
         cause = f"rank {culprit.rank} {culprit.cause()}"
     if said is not None:
         what = attrs_of(said["attrs"]).get("what")
-        if what:
-            cause = f"{cause}: {what}" if culprit is not None else str(what)
+        if what and culprit is None:
+            cause = f"rank {said['rank']}: {what}"
+        elif what and culprit is not None:
+            seen = "" if said["rank"] == culprit.rank else f"rank {said['rank']} saw "
+            cause = f"{cause}: {seen}{what}"
         kind = "failure" if kind == "unknown" else kind
     time = session.fail_ns if session.fail_ns is not None else session.end_ns
     return {
@@ -125,13 +129,9 @@ def _evidence(
     said: dict[str, Any] | None,
 ) -> list[dict[str, Any]]:
     """Lines of a log where an importer gave them, else the event rows."""
-    ids = _ids(session) + (_ids(following) if following is not None else [])
-    lines = books.rows(
-        "SELECT DISTINCT file, line, text FROM evidence WHERE list_contains(?, claim) "
-        "AND list_contains(?, process_id) ORDER BY file, line LIMIT 8",
-        [list(_CLAIMS), ids],
-    )
-    found: list[dict[str, Any]] = list(lines)
+    found = _lines(books, session, _ENDING)
+    if following is not None:
+        found += _lines(books, following, _STARTING)
     if said is not None:
         found.append(_row(said))
     if culprit is not None:
@@ -149,6 +149,14 @@ def _evidence(
         )
         found += [_row(e) for e in exits]
     return found
+
+
+def _lines(books: Books, session: Session, claims: tuple[str, ...]) -> list[dict[str, Any]]:
+    return books.rows(
+        "SELECT file, line, any_value(text) AS text FROM evidence WHERE list_contains(?, claim) "
+        "AND list_contains(?, process_id) GROUP BY file, line ORDER BY file, line LIMIT 8",
+        [list(claims), _ids(session)],
+    )
 
 
 def _row(event: dict[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,11 @@ LEAVES: tuple[Leaf, ...] = (
     Leaf("D.recomputed", "recomputed", "steps done, lost with a failure and done again"),
     Leaf("D.partial", "partial step", "the step that was under way at the failure"),
     Leaf("D.rewind", "rewind", "steps given up by a declared rollback"),
-    Leaf("D.branch", "abandoned branch", "steps of a branch that the final model does not descend from"),
+    Leaf(
+        "D.branch",
+        "abandoned branch",
+        "steps of a branch that the final model does not descend from",
+    ),
     Leaf("D.tail", "lost tail", "steps after the last durable checkpoint of a run that broke off"),
     Leaf("E.save", "checkpoint save", "training blocked by a checkpoint"),
     Leaf("E.snapshot", "snapshot", "staging of an asynchronous checkpoint, and waiting for one"),

@@ -50,7 +50,7 @@ def _waterfall(report: dict[str, Any]) -> list[str]:
     priced = report["cost"]["total"] is not None
     head = f"{'leaf':<28}{unit + '-hours':>12}{'share':>8}"
     head += f"{report['cost']['currency']:>12}" if priced else ""
-    lines = ["", head + "  bounds, if not exact", "-" * WIDTH]
+    lines = ["", head + "  bounds", "-" * WIDTH]
     group = ""
     for leaf, row in report["leaves"].items():
         if not row["gpu_seconds"]:
@@ -80,7 +80,10 @@ def _figures(report: dict[str, Any]) -> list[str]:
     if kept["value"] is None:
         return []
     measured = ", ".join(m[2:] for m in good["measured"]) or "nothing inside steps"
-    lines = ["", f"kept time {kept['value']:.2%} (between {kept['lo']:.2%} and {kept['hi']:.2%})"]
+    text = f"kept time {kept['value']:.2%}"
+    if kept["hi"] - kept["lo"] > 1e-9:
+        text += f" (between {kept['lo']:.2%} and {kept['hi']:.2%})"
+    lines = ["", text]
     lines += _wrapped(f"goodput   {good['value']:.2%} (measured inside steps: {measured})")
     unknown = [leaf for leaf, row in report["leaves"].items() if row["gpu_seconds"] is None]
     return lines + _wrapped("not measured, so inside other leaves: " + ", ".join(unknown))

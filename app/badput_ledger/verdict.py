@@ -57,6 +57,8 @@ def _why(report: dict[str, Any], leaf: str, seconds: float) -> str:
     charged = [i for i in report["incidents"] if leaf in i["phases"]]
     if charged:
         most = max(charged, key=lambda i: i["phases"][leaf])
+        if most["phases"][leaf] < seconds / 2:
+            return text + "."
         where = f"; most of it after {most['cause']} in session {most['session']}"
         line = next((e for e in most["evidence"] if "file" in e), None)
         if line is not None:
@@ -96,7 +98,7 @@ _ADVICE = {
     "G.data": "Give the loader more workers and prefetching: training waits for data.",
     "G.comm": "Overlap communication with compute, or use larger buckets.",
     "G.host": "Look at what the loop does between steps on the host.",
-    "U.unaccounted": "No fact covers this time: put badput.span() around what happens between steps.",
+    "U.unaccounted": "No fact covers this time: put badput.span() around what runs between steps.",
 }
 
 

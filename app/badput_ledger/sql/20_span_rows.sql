@@ -3,7 +3,7 @@
 WITH named AS (
     SELECT m.session, m.rank, p.process_id, p.seq, p.name, p.start_ns, p.dur_ns,
            k.first_start_ns, coalesce(l.leaf, 'U.unaccounted') AS leaf, l.leaf IS NOT NULL AS known,
-           least(m.death_ns, coalesce(z.fail_ns, m.death_ns)) AS last_ns
+           least(m.death_ns, coalesce(z.fail_ns, m.death_ns)) AS last_ns, z.fail_ns
     FROM spans p JOIN members m USING (process_id) JOIN sessions z ON z.session = m.session
     LEFT JOIN span_leaves l ON l.name = p.name
     LEFT JOIN rank_steps k ON k.session = m.session AND k.rank = m.rank
@@ -24,7 +24,10 @@ ended AS (
                n.last_ns)) END AS stop_ns
     FROM named n LEFT JOIN following f USING (process_id, seq)
 )
-SELECT session, rank, process_id, seq, name, start_ns, stop_ns,
+SELECT session, rank, process_id, seq, name, start_ns,
+       -- a step that broke off is teardown from the first sign of the failure on
+       CASE WHEN leaf = 'D.partial' AND fail_ns > start_ns THEN least(stop_ns, fail_ns)
+            WHEN leaf = 'D.partial' AND fail_ns <= start_ns THEN start_ns ELSE stop_ns END AS stop_ns,
        CASE WHEN (leaf = 'U.unaccounted' OR leaf = 'G.data')
                  AND (first_start_ns IS NULL OR start_ns < first_start_ns)
             THEN (CASE leaf WHEN 'G.data' THEN 'C.data' ELSE 'C.model' END)

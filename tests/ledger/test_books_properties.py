@@ -1,0 +1,145 @@
+"""Whatever happened, the books close, and how rows are spread over parts does not matter."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from badput.parts import write_rows
+from badput_ledger.books import open_books
+from badput_ledger.fsck import check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAMES = (
+    "eval",
+    "save",
+    "load",
+    "overhead",
+    "data",
+    "compile",
+    "epoch",
+    "failed_step",
+    "rendezvous",
+)
+REASONS = ("completed", "killed", "exception", "unknown")
+
+
+@st.composite
+def runs(draw: Callable[..., Any]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of a small run: sessions of ranks with steps, spans and ends anywhere in time."""
+    number = st.integers(0, 40)
+    tables: dict[str, list[dict[str, Any]]] = {
+        "processes": [], "steps": [], "spans": [], "events": [], "checkpoints": [],
+    }  # fmt: skip
+    clock = 1_000
+    for session in range(draw(st.integers(1, 3))):
+        world = draw(st.integers(1, 3))
+        first = draw(st.integers(1, 6))
+        job = draw(st.sampled_from([None, "a", "b"]))
+        start, last = clock, clock
+        for rank in range(draw(st.integers(1, world))):
+            pid = 100 * (session + 1) + rank
+            begin = start + draw(number)
+            at = begin + draw(number)
+            staged = draw(st.booleans())
+            tables["processes"].append(
+                {"process_id": pid, "rank": rank, "role": "rank", "world_size": world, "job_id": job,
+                 "start_ns": begin, "init_ns": draw(st.sampled_from([None, at])),
+                 "stage": rank if staged else None, "stages": 2 if staged else None}
+            )  # fmt: skip
+            seq = 0
+            step = first - 1
+            for _ in range(draw(st.integers(0, 8))):
+                seq += 1
+                step += draw(st.sampled_from([1, 1, 1, 2, -1])) if step > 1 else 1
+                at += draw(st.integers(-3, 15))
+                dur = draw(st.integers(0, 30))
+                tables["steps"].append(
+                    {"process_id": pid, "seq": seq, "rank": rank, "step": step,
+                     "n_steps": draw(st.sampled_from([1, 1, 1, 3])), "start_ns": at, "dur_ns": dur,
+                     "pre_data_ns": draw(st.none() | st.integers(0, 20)),
+                     "wait_activation_ns": draw(st.none() | st.integers(0, dur)),
+                     "comm_ns": draw(st.none() | st.integers(0, 6)),
+                     "compile_ns": draw(st.none() | st.integers(0, 4)),
+                     "applied": draw(st.sampled_from([None, True, False])),
+                     "tokens": draw(st.none() | st.integers(0, 9)), "padding": draw(st.none() | st.integers(0, 3))}
+                )  # fmt: skip
+                at += dur
+            for _ in range(draw(st.integers(0, 4))):
+                seq += 1
+                tables["spans"].append(
+                    {"process_id": pid, "seq": seq, "rank": rank, "name": draw(st.sampled_from(NAMES)),
+                     "start_ns": begin + draw(st.integers(0, 150)),
+                     "dur_ns": draw(st.none() | st.integers(0, 60)), "in_step": draw(st.booleans())}
+                )  # fmt: skip
+            if draw(st.booleans()):
+                seq += 1
+                tables["checkpoints"].append(
+                    {"process_id": pid, "seq": seq, "rank": rank, "op": draw(st.sampled_from(["save", "load"])),
+                     "step": draw(st.integers(0, 8)), "start_ns": begin + draw(number), "dur_ns": 1,
+                     "durable_ns": draw(st.none() | st.just(begin)), "ok": True}
+                )  # fmt: skip
+            last = max(last, at)
+            if draw(st.booleans()):
+                seq += 1
+                phase = draw(st.sampled_from(["step", "loop", "save", "init"]))
+                attrs = {"reason": draw(st.sampled_from(REASONS)), "phase": phase,
+                         "phase_since_ns": at - draw(number), "step": draw(st.none() | st.integers(0, 9)),
+                         "last_sign_ns": draw(st.none() | st.just(at))}  # fmt: skip
+                when = at + draw(number)
+                tables["events"].append(
+                    {"process_id": pid, "seq": seq, "rank": rank, "time_ns": when, "kind": "end",
+                     "attrs": json.dumps(attrs)}
+                )  # fmt: skip
+                last = max(last, when)
+            if draw(st.integers(0, 3)) == 0:
+                seq += 1
+                kind = draw(st.sampled_from(["failure", "hang", "rewind"]))
+                tables["events"].append(
+                    {"process_id": pid, "seq": seq, "rank": rank, "time_ns": begin + draw(st.integers(0, 150)),
+                     "kind": kind, "attrs": json.dumps({"to_step": 2, "what": "x"})}
+                )  # fmt: skip
+        clock = last + draw(st.integers(-10, 60))
+    return tables
+
+
+def numbers(report: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in report.items() if k not in ("run", "quality", "verdict")}
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(tables=runs(), parts=st.integers(1, 3), reverse=st.booleans())
+def test_every_instant_is_booked_once(
+    tables: dict[str, list[dict[str, Any]]], parts: int, reverse: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        one, many = Path(folder) / "run", Path(folder) / "other"
+        for table, rows in tables.items():
+            write_rows(one, table, "part", rows)
+            mixed = rows[::-1] if reverse else rows
+            for k in range(parts):
+                write_rows(many, table, f"{parts - k}", mixed[k::parts])
+            # a row that two parts hold counts once
+            write_rows(many, table, "again", mixed[:2])
+        with open_books(one) as books:
+            report = books.report()
+            assert [c for c in check(books) if not c["ok"]] == []
+            total = int(report["total_gpu_ns"])
+            booked = [int(row["gpu_ns"] or 0) for row in report["leaves"].values()]
+            assert min(booked) >= 0
+            assert sum(booked) == total
+            for row in report["leaves"].values():
+                assert row["lo"] <= (row["gpu_seconds"] or 0) <= (row["hi"] or 0)
+            line = sum(s.end_ns - s.start_ns for s in books.timeline())
+            weights = books.rows("SELECT sum(weight) = count(*) AS plain FROM members")[0]["plain"]
+            if weights:
+                assert line == total
+        with open_books(many) as books:
+            assert numbers(books.report()) == numbers(report)
