@@ -147,10 +147,10 @@ def leaves_table(report: Mapping[str, Any]) -> None:
             "leaf": st.column_config.TextColumn(strings.LEAF, width=115, pinned=True),
             word: number(unit, format=digits, width=100),
             "share": number(strings.SHARE, format="percent", width=75),
-            "lo": number(f"{strings.LOW}, {short}", format=digits, help=lo_hi, width=75),
-            "hi": number(f"{strings.HIGH}, {short}", format=digits, help=lo_hi, width=75),
+            "lo": number(f"{strings.LOW}, {short}", format=digits, help=lo_hi, width=88),
+            "hi": number(f"{strings.HIGH}, {short}", format=digits, help=lo_hi, width=88),
             "cost": number(currency, format="%.4f", help=cost_help, width=75),
-            "definition": st.column_config.TextColumn(strings.DEFINITION, width=360),
+            "definition": st.column_config.TextColumn(strings.DEFINITION, width=335),
         },
     )
     run = report.get("run") or {}

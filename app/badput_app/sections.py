@@ -46,7 +46,7 @@ def waterfall(report: Mapping[str, Any]) -> None:
     )
     nothing = tables.empty_groups(report)
     caption = strings.WATERFALL_CAPTION if nothing else strings.WATERFALL_CAPTION_FULL
-    st.caption(caption.format(empty=", ".join(nothing)))
+    st.caption(caption.format(empty="; ".join(nothing)))
 
 
 def timeline(report: Mapping[str, Any], segments: Sequence[Any]) -> None:

@@ -155,11 +155,13 @@ TIME, DOLLARS = "Time", "Dollars"
 UNIT_LABEL, UNIT_HELP = "Show", "Time or money. The choice is part of the page's address."
 TIMELINE = "When it happened"
 TIMELINE_LANES = (
-    "One lane for each rank. Times are UTC. Diamonds mark incidents; hover for the cause."
+    "One lane for each rank, in UTC. Kept steps are drawn whole; the waterfall divides them. "
+    "Diamonds mark incidents: hover for the cause."
 )
 TIMELINE_SESSIONS = (
-    "More than {most} ranks: one lane for each session, showing its lowest rank. Times are UTC. "
-    "Diamonds mark incidents; hover for the cause."
+    "More than {most} ranks: one lane for each session, showing its lowest rank, in UTC. Kept "
+    "steps are drawn whole; the waterfall divides them. Diamonds mark incidents: hover for the "
+    "cause."
 )
 TIMELINE_BINNED = " Drawn in bins of {width}: each shows the leaf that took most of it."
 TIMELINE_ALT = (

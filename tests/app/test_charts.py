@@ -76,11 +76,11 @@ def test_steps_that_touch_are_one_bar_and_the_lanes_are_the_ranks(segments: list
     figure, width = charts.timeline_figure(segments)
     assert width == 0
     by_name = {t.name: t for t in figure.data}
-    assert set(by_name) == {"restart", "in the loop, not training", "productive"}
+    assert set(by_name) == {"restart", "in the loop, not training", "kept steps"}
     # 40 steps in four runs between saves, on each of two ranks.
-    assert len(by_name["productive"].y) == 8
-    assert set(by_name["productive"].y) == {"rank 0", "rank 1"}
-    assert sum(by_name["productive"].x) == pytest.approx(2 * 40 * 1000)
+    assert len(by_name["kept steps"].y) == 8
+    assert set(by_name["kept steps"].y) == {"rank 0", "rank 1"}
+    assert sum(by_name["kept steps"].x) == pytest.approx(2 * 40 * 1000)
 
 
 def test_a_timeline_never_has_more_bars_than_the_budget() -> None:
@@ -104,7 +104,7 @@ def test_a_bin_shows_the_leaf_that_took_most_of_it() -> None:
         pieces.append(piece("s1", 0, "H.productive", at + 2 * S, at + 10 * S))
     figure, width = charts.timeline_figure(pieces)
     assert width > 0
-    assert [t.name for t in figure.data] == ["productive"]
+    assert [t.name for t in figure.data] == ["kept steps"]
 
 
 def test_many_ranks_share_one_lane_for_each_session() -> None:
@@ -161,7 +161,8 @@ def test_every_group_has_one_fixed_colour_in_both_charts_and_themes(
         bars = {b.label: b.color for b in waterfall_bars(report, dollars=False, dark=dark)}
         figure, _ = charts.timeline_figure(segments, dark=dark)
         for trace in figure.data:
-            assert trace.marker.color == bars[trace.name]
+            label = "productive" if trace.name == "kept steps" else trace.name
+            assert trace.marker.color == bars[label]
     for group in set(GROUPS) - {"F"}:
         assert palette.group_color(group, dark=True) == palette.group_color(group, dark=False)
 

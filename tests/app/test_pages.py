@@ -267,3 +267,20 @@ def test_a_growing_run_gets_a_new_stamp(killed_run: Path) -> None:
     shutil.copy(part, part.with_name("b.parquet"))
     assert state.stamp(run) != before
     assert state.stamp(run / "nowhere") == (0, 0)
+
+
+@pytest.mark.parametrize(("run", "incidents"), [("killed", True), ("straggler", False)])
+def test_the_sample_runs_open_with_the_example_price(
+    visit: Callable[..., AppTest],
+    opened: Callable[..., None],
+    root: Path,
+    run: str,
+    incidents: bool,
+) -> None:
+    opened(root / "sample_logs", price=2.5, example=True)
+    app = visit(OVERVIEW, run=run)
+    tiles = {m.label: m.value for m in app.metric}
+    assert (tiles["Lost steps"] != "0") is incidents
+    assert tiles["Cost"].startswith("$")
+    assert "**example**" in texts(app)
+    assert len(app.get("plotly_chart")) == 2

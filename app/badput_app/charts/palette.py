@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from badput_ledger.taxonomy import GROUPS
-
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY, PALE = "#8C8C8C", "#BFBFBF"
@@ -61,11 +59,6 @@ DARK = Mode(text="#E6E8EB", grid="#3A3F47", outline="rgba(255,255,255,0.25)", bl
 def mode(dark: bool) -> Mode:
     """The mode of the page."""
     return DARK if dark else LIGHT
-
-
-def group_title(group: str) -> str:
-    """What a leaf group is called in a chart, the same in all of them."""
-    return "productive" if group == "H" else GROUPS[group]
 
 
 def group_color(group: str, dark: bool) -> str:

@@ -147,7 +147,7 @@ def _bin(slices: list[Slice], begin: int, width: int) -> list[Slice]:
 def _group_trace(group: str, slices: list[Slice], look: palette.Mode, dark: bool) -> go.Bar:
     return go.Bar(
         orientation="h",
-        name=palette.group_title(group),
+        name="kept steps" if group == "H" else GROUPS[group],
         y=[s.lane for s in slices],
         base=[s.start_ns / 1e6 for s in slices],
         x=[(s.end_ns - s.start_ns) / 1e6 for s in slices],

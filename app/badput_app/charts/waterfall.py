@@ -15,7 +15,7 @@ from badput_ledger.taxonomy import GROUPS, LEAVES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ALLOCATED, PRODUCTIVE = "allocated", palette.group_title("H")
+ALLOCATED, PRODUCTIVE = "allocated", "productive"
 _ORDER = tuple(g for g in GROUPS if g != "H")
 
 
@@ -24,14 +24,13 @@ class Unit:
     """The unit of the chart: slot-seconds or dollars in one of it, and how it is written."""
 
     scale: float
-    short: str
     currency: str | None
 
     def text(self, value: float) -> str:
         """``value`` (slot-seconds, or money) as it is written in the chart."""
         if self.currency is not None:
             return fmt.money(value, self.currency)
-        return fmt.amount(value / self.scale, self.short)
+        return fmt.seconds(value)
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ def waterfall_bars(report: Mapping[str, Any], dollars: bool, dark: bool) -> list
         left -= value
         bars.append(
             Bar(
-                palette.group_title(group),
+                GROUPS[group],
                 left / scale,
                 value / scale,
                 palette.group_color(group, dark),
@@ -175,9 +174,8 @@ def _connector(figure: go.Figure, level: float, upper: str, lower: str, color: s
 
 def _unit(report: Mapping[str, Any], dollars: bool) -> Unit:
     if dollars:
-        return Unit(1.0, "", str((report.get("cost") or {}).get("currency") or "USD"))
-    scale, _, short = fmt.time_scale(report.get("total_gpu_seconds"))
-    return Unit(scale, short, None)
+        return Unit(1.0, str((report.get("cost") or {}).get("currency") or "USD"))
+    return Unit(fmt.time_scale(report.get("total_gpu_seconds"))[0], None)
 
 
 def _axis_title(report: Mapping[str, Any], dollars: bool) -> str:
