@@ -58,7 +58,7 @@ PRICE_HELP = (
     "address, so a copied link shows the same dollars. Empty: the price that the run itself "
     "states, if any."
 )
-PRICE_PLACEHOLDER = "none: hours only"
+PRICE_PLACEHOLDER = "as the run says"
 PRICE_EXAMPLE = "${price:.2f} is an **example**, not what this run cost. Type your own."
 RUN_LABEL, RUN_PLACEHOLDER = "Run", "choose a run"
 
