@@ -116,12 +116,12 @@ def step(
     ``samples`` are those of this rank's data replica, ``padding`` the tokens among them that
     are padding. The object is used again for the next step: do not keep it.
     """
-    current = _step
-    if current is None:
-        current = _first_step()
-        if current is None:
-            return _NOTHING
     try:
+        current = _step
+        if current is None:
+            current = _first_step()
+            if current is None:
+                return _NOTHING
         if current.open:
             return _nested()
         if tokens is not current.tokens:
@@ -141,6 +141,7 @@ def step(
             )
     except Exception as error:  # noqa: BLE001 - guard
         _fail("step", error)
+        return _NOTHING
     return current
 
 

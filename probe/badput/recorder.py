@@ -41,8 +41,8 @@ class Recorder:
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
-        self.lock = threading.Lock()
-        self.pending: deque[tuple[int, bytes]] = deque()
+        self.lock = threading.RLock()
+        self.pending: deque[tuple[int, bytes]] = deque(maxlen=4096)
         self.names: dict[str, int] = {}
         self.owner = threading.get_ident()
         self.stack: list[Span] = []
@@ -104,12 +104,12 @@ class Recorder:
     def append(self, kind: int, payload: dict[str, Any]) -> int | None:
         """Append a rare record; its sequence number, or None if dropped or put off."""
         data = to_json(payload)
-        if not self.lock.acquire(timeout=_LOCK_WAIT_S):
+        if self.mine() or not self.lock.acquire(timeout=_LOCK_WAIT_S):
             self.pending.append((kind, data))
             return None
         spool = self.spool
-        spool.other = True
         try:
+            spool.other = True
             if spool.busy:  # the training thread is in the middle of a step's record
                 self.pending.append((kind, data))
                 return None
@@ -120,12 +120,17 @@ class Recorder:
             if self.pending and not spool.busy:
                 self.flush_pending()
 
+    def mine(self) -> bool:
+        """True if this thread holds the lock: a signal handler interrupted its own thread."""
+        # As threading.Condition asks it.
+        return self.lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001
+
     def flush_pending(self) -> None:
         """Append what had to wait."""
         spool = self.spool
-        while self.pending and self.lock.acquire(False):
-            spool.other = True
+        while self.pending and not self.mine() and self.lock.acquire(False):
             try:
+                spool.other = True
                 if spool.busy:
                     return
                 while self.pending:

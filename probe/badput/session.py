@@ -161,7 +161,7 @@ def after_fork(recorder: Recorder) -> None:
 
     global _born  # noqa: PLW0603 - one probe a process
     _born = False
-    recorder.lock = threading.Lock()  # another thread of the parent may have held it
+    recorder.lock = threading.RLock()  # another thread of the parent may have held it
     disconnect(recorder)
     spool = recorder.spool
     spool.control = bytearray(4096)  # type: ignore[assignment]

@@ -114,10 +114,10 @@ class Step:
                     spool.map[pos : pos + _SIZE] = buf
                     spool.pos = pos + _SIZE
                     spool.seq = seq + 1
+                    self.last = self.number  # no call since the copy, so no signal handler either
                     written = True
             finally:
                 spool.busy = False
-            self.last = self.number
             if not written:
                 self._dropped(end)
             if self._pending:
@@ -132,7 +132,7 @@ class Step:
         locked = False
         if spool.other:
             spool.busy = False  # let the other one finish; the lock keeps the next one out
-            locked = lock.acquire(timeout=_LOCK_WAIT_S)
+            locked = not self._rec.mine() and lock.acquire(timeout=_LOCK_WAIT_S)
             if not locked:
                 return False
             spool.busy = True
@@ -152,7 +152,7 @@ class Step:
         _hot_into(buf, _HOT_AT, seq, self.number, self._start, end)
         self._crc[_CRC] = crc32(self._whole)
         spool.map[pos : pos + _SIZE] = buf
-        spool.pos, spool.seq = pos + _SIZE, seq + 1
+        spool.pos, spool.seq, self.last = pos + _SIZE, seq + 1, self.number
         return True
 
     def reset(self) -> None:
@@ -184,6 +184,7 @@ class Step:
 
     def _dropped(self, end: int) -> None:
         self._spool.drop()
+        self.last = self.number
         self._rec.set_phase(lo.PHASE_LOOP, end)
 
     def _failed(self, end: int, kind: type[BaseException], trace: TracebackType | None) -> None:

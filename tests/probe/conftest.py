@@ -1,0 +1,164 @@
+"""What the probe's tests share: a spool of their own, children, and reading what arrived."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from badput.parts import list_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DEADLINE_S = 60.0
+LAUNCHER_VARIABLES = (
+    "RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID SLURM_JOB_ID BADPUT_DIR "
+    "TORCHELASTIC_RESTART_COUNT BADPUT_DISABLE BADPUT_STRICT BADPUT_JOB_ID BADPUT_ATTEMPT"
+).split()
+
+
+class Box:
+    """A run folder and a spool root for one test."""
+
+    def __init__(self, folder: Path, spool: Path) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+        self.spool = spool
+        self.env = {**os.environ, "BADPUT_SPOOL": str(self.spool), "RUN": str(self.run)}
+
+    def start(self, code: str, **more: Any) -> subprocess.Popen[str]:
+        """Start a child that runs ``code``."""
+        env = {**self.env, **more.pop("env", {})}
+        return subprocess.Popen([sys.executable, "-c", code], env=env, text=True, **more)
+
+    def run_child(self, code: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Run a child to its end."""
+        env = {**self.env, **more.pop("env", {})}
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=env,
+            text=True,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+            **more,
+        )
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """All rows of a table, by process and number. Every part must be readable."""
+        found: list[dict[str, Any]] = []
+        for part in list_parts(self.run, table):
+            found += pq.read_table(part).to_pylist()
+        return sorted(found, key=lambda r: (r["process_id"], r.get("seq", 0)))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Events of a kind, with their attributes decoded."""
+        rows = [r for r in self.rows("events") if r["kind"] == kind]
+        return [{**r, "attrs": json.loads(r["attrs"])} for r in rows]
+
+    def ends(self, count: int = 1) -> list[dict[str, Any]]:
+        """The end events, once there are ``count`` and their spools are gone."""
+        wait_until(
+            lambda: len(self.events("end")) >= count and not self.spools(),
+            f"{count} processes to end in Parquet",
+        )
+        return self.events("end")
+
+    def spools(self) -> list[Path]:
+        """Spools of this run that still wait."""
+        found: list[Path] = []
+        for path in self.spool.glob("?" * 16):
+            with contextlib.suppress(OSError):
+                if json.loads((path / "facts.json").read_text())["run"] == str(self.run):
+                    found.append(path)
+        return found
+
+    def collectors(self) -> list[int]:
+        """Pids of collectors of this spool root that are alive."""
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"badput.collector" in words and os.fsencode(self.spool) in words:
+                    found.append(int(entry.name))
+        return found
+
+    def log(self) -> str:
+        """The collector's log."""
+        return (self.spool / "collector.log").read_text()
+
+    def kill_collectors(self) -> None:
+        """Kill the collectors that this test started."""
+        for pid in self.collectors():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not self.collectors(), "collectors to die")
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until ``condition`` holds; fail after a generous while."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {DEADLINE_S:.0f} s for {what}")
+        time.sleep(0.05)
+
+
+@pytest.fixture(name="wait_until")
+def _wait_until() -> Callable[[Callable[[], bool], str], None]:
+    return wait_until
+
+
+@pytest.fixture(scope="module")
+def shared_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One spool root, and so one collector, for the tests of a module that do not harm it."""
+    folder = tmp_path_factory.mktemp("shared")
+    yield folder / "spool"
+    Box(folder, folder / "spool").kill_collectors()
+
+
+@pytest.fixture
+def box(shared_spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
+    """A run folder; errors of the probe fail the test unless it says otherwise."""
+    return _box(Box(tmp_path, shared_spool), monkeypatch)
+
+
+@pytest.fixture
+def own_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
+    """A run folder with a spool root and a collector of its own, which may be killed."""
+    made = _box(Box(tmp_path, tmp_path / "spool"), monkeypatch)
+    yield made
+    made.kill_collectors()
+
+
+def _box(made: Box, monkeypatch: pytest.MonkeyPatch) -> Box:
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        made.env.pop(name, None)
+    monkeypatch.setenv("BADPUT_SPOOL", str(made.spool))
+    monkeypatch.setenv("BADPUT_STRICT", "1")
+    made.env["BADPUT_STRICT"] = "1"
+    return made
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may enter, unlike tmp_path."""
+    folder = Path(tempfile.mkdtemp(prefix="badput-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

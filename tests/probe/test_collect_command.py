@@ -1,0 +1,118 @@
+"""``badput collect``: what was left behind, and bad input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from badput.cli import main as badput_main
+from badput.collect import main
+
+LEFT_BEHIND = """
+import badput, os, sys
+from badput import session
+session.ensure_collector = lambda root: False
+badput.init(os.environ["RUN"])
+for _ in range(5):
+    with badput.step():
+        pass
+os._exit(1)
+"""
+
+
+def test_a_spool_that_was_left_behind_is_collected_once(box, capsys):
+    root = box.folder / "left"
+    assert box.run_child(LEFT_BEHIND, env={"BADPUT_SPOOL": str(root)}).returncode == 1
+    assert badput_main(["collect", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert "6 records" not in out
+    assert f"5 records into {box.run}; the process ended (unknown) in phase loop" in out
+    assert "parts written" in out
+    assert [r["step"] for r in box.rows("steps")] == [1, 2, 3, 4, 5]
+    assert len(box.events("end")) == 1
+    assert main([str(root)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_one_spool_can_go_into_another_run_folder(box, capsys):
+    root = box.folder / "left"
+    box.run_child(LEFT_BEHIND, env={"BADPUT_SPOOL": str(root)})
+    (one,) = root.glob("?" * 16)
+    box.run = box.folder / "other"
+    assert main([str(one), "--into", str(box.run)]) == 0
+    assert len(box.rows("steps")) == 5
+
+
+def test_a_living_process_is_drained_and_keeps_its_spool(box, capsys):
+    root = box.folder / "left"
+    code = LEFT_BEHIND.replace("os._exit(1)", "print('go', flush=True); input(); os._exit(1)")
+    child = box.start(code, env={"BADPUT_SPOOL": str(root)}, stdin=-1, stdout=-1)
+    child.stdout.readline()
+    assert main([str(root)]) == 0
+    assert f"pid {child.pid} still runs" in capsys.readouterr().out
+    assert len(box.rows("steps")) == 5
+    child.communicate("\n")
+    assert main([str(root)]) == 0
+    assert len(box.rows("steps")) == 5
+    assert list(root.glob("?" * 16)) == []
+
+
+def refusal(capsys, *args):
+    code = main(list(map(str, args)))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("badput collect: ")
+    return code, captured.err
+
+
+def test_bad_input_gets_one_sentence_and_exit_2(tmp_path, capsys):
+    code, text = refusal(capsys, tmp_path / "absent")
+    assert (code, "does not exist" in text) == (2, True)
+    file = tmp_path / "file"
+    file.write_text("x")
+    code, text = refusal(capsys, file)
+    assert (code, "is a file" in text) == (2, True)
+    code, text = refusal(capsys, tmp_path)
+    assert (code, "holds no spools" in text) == (2, True)
+
+
+def test_a_damaged_spool_is_named_and_the_others_are_collected(box, capsys):
+    root = box.folder / "left"
+    box.run_child(LEFT_BEHIND, env={"BADPUT_SPOOL": str(root)})
+    bad = root / "0123456789abcdef"
+    bad.mkdir()
+    assert main([str(root)]) == 1
+    captured = capsys.readouterr()
+    assert "0123456789abcdef" in captured.err
+    assert captured.err.count("\n") == 1
+    assert len(box.rows("steps")) == 5
+
+
+def test_a_folder_without_permission_is_one_sentence(open_folder):
+    if os.getuid() != 0:
+        pytest.skip("needs root to become another user")
+    locked = open_folder / "locked"
+    locked.mkdir(mode=0o700)
+    # The first call loads all modules: the other user may not be able to read the interpreter.
+    code = (
+        "import contextlib, io, os, sys\n"
+        "from badput.collect import main\n"
+        "with contextlib.redirect_stderr(io.StringIO()): main(['/absent'])\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        f"sys.exit(main([{str(locked)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "cannot be read" in done.stderr
+
+
+def test_help_explains_the_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert "SPOOL_DIR" in capsys.readouterr().out
