@@ -105,7 +105,6 @@ def waterfall_figure(
     """
     bars = waterfall_bars(report, dollars, dark)
     look = palette.mode(dark)
-    scale_word = _axis_title(report, dollars)
     figure = go.Figure(
         go.Bar(
             orientation="h",
@@ -136,13 +135,18 @@ def waterfall_figure(
         level = upper.start if upper.label != ALLOCATED else upper.length
         if upper.label != ALLOCATED or lower.label != PRODUCTIVE:
             _connector(figure, level, upper.label, lower.label, look.grid)
+    _lay_out(figure, bars, _axis_title(report, dollars), look)
+    return figure
+
+
+def _lay_out(figure: go.Figure, bars: list[Bar], title: str, look: palette.Mode) -> None:
     longest = max((b.start + b.length for b in bars), default=1.0) or 1.0
     figure.update_layout(
         height=60 + 29 * len(bars),
         margin={"l": 8, "r": 8, "t": 4, "b": 44},
         bargap=0.28,
         xaxis={
-            "title": {"text": scale_word, "font": {"size": 13}},
+            "title": {"text": title, "font": {"size": 13}},
             # Room at the right for the text of the longest bar.
             "range": [0, longest * 1.22],
             "gridcolor": look.grid,
@@ -157,7 +161,6 @@ def waterfall_figure(
         },
         hoverlabel={"align": "left"},
     )
-    return figure
 
 
 def _connector(figure: go.Figure, level: float, upper: str, lower: str, color: str) -> None:
