@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 DEMO   ?= .venv-demo
-PORT   ?= 8501
+PORT   ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint format benchmarks sample-logs clean
@@ -30,8 +30,8 @@ $(DEMO)/.ready: pyproject.toml constraints.txt | check-python
 	$(DEMO)/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt -e '.[app]'
 	@touch $@
 
-demo: $(DEMO)/.ready  ## open the app on the sample runs (no torch needed)
-	$(DEMO)/bin/badput demo --port $(PORT)
+demo: $(DEMO)/.ready  ## open the app on the sample runs (no torch; PORT=8600 picks the port)
+	$(DEMO)/bin/badput demo $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/.ready  ## run every test but the slow and GPU ones
 	$(BIN)/python -m pytest -m "not slow and not gpu"

@@ -25,7 +25,9 @@ def shared_logs() -> Path:
     """Real logs of other people's runs, which are not part of the project."""
     folder = ROOT.parent / "shared" / "logs"
     if not folder.is_dir():
-        pytest.skip(f"no folder of foreign logs at {folder.parent.name}/{folder.name} beside the checkout")
+        pytest.skip(
+            f"no folder of foreign logs at {folder.parent.name}/{folder.name} beside the checkout"
+        )
     return folder
 
 

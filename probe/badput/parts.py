@@ -1,3 +1,7 @@
+# pyarrow ships no types, so what comes from it is unknown to the checker.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
 """Parts: the closed Parquet files a run folder is made of.
 
 ``RUN/facts/TABLE/NAME.parquet``. A part is written under ``RUN/tmp/``, closed with
@@ -35,10 +39,10 @@ def list_parts(run: str | os.PathLike[str], table: str) -> list[Path]:
     """The parts of ``table`` in ``run``, by name. A missing table has none."""
     folder = Path(run) / FACTS / table
     try:
-        names = sorted(os.listdir(folder))
+        found = sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [folder / n for n in names if n.endswith(".parquet") and not n.startswith(".")]
+    return [p for p in found if p.suffix == ".parquet" and not p.name.startswith(".")]
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
@@ -80,7 +84,7 @@ def write_part(run: str | os.PathLike[str], table: str, name: str, data: pa.Tabl
         pq.write_table(data.cast(arrow_schema(table)), tmp, **_write_options(data, table))
         with open(tmp, "rb") as handle:
             os.fsync(handle.fileno())
-        os.replace(tmp, target)
+        tmp.replace(target)
     except BaseException:
         tmp.unlink(missing_ok=True)
         raise

@@ -1,3 +1,7 @@
+# pyarrow ships no types, so what comes from it is unknown to the checker.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
 """The tables a run folder holds: names, columns, types, units and meaning.
 
 This module is the one definition of what is on disk. The collector and the
@@ -77,7 +81,9 @@ def _key(name: str, type_: str, unit: str, meaning: str) -> Column:
 
 _PROCESS = _key("process_id", "int64", "id", "random id of the process incarnation, 63 bits")
 _RANK = _col("rank", "int32", "index", "global rank of the process; NULL for a launcher")
-_SEQ = _key("seq", "int64", "count", "sequence number of the record in its process; with process_id, unique")
+_SEQ = _key(
+    "seq", "int64", "count", "sequence number of the record in its process; with process_id, unique"
+)
 
 _TABLES = (
     Table(
@@ -104,21 +110,45 @@ _TABLES = (
             _key("role", "string", "", "rank or launcher"),
             _col("world_size", "int32", "ranks", "ranks in this process's world"),
             _col("local_rank", "int32", "index", "rank on its node"),
-            _col("replica", "int32", "index", "data replica; ranks of one replica see the same tokens"),
+            _col(
+                "replica",
+                "int32",
+                "index",
+                "data replica; ranks of one replica see the same tokens",
+            ),
             _col("stage", "int32", "index", "pipeline stage of this rank"),
             _col("stages", "int32", "count", "pipeline stages in all"),
             _col("microbatches", "int32", "count", "microbatches a step"),
             _col("schedule", "string", "", "pipeline schedule: gpipe, 1f1b, 2bw"),
-            _key("start_ns", "int64", "ns since epoch", "creation of the process, or its first sign"),
-            _col("init_ns", "int64", "ns since epoch", "when it joined badput; start_ns..init_ns is launch"),
+            _key(
+                "start_ns", "int64", "ns since epoch", "creation of the process, or its first sign"
+            ),
+            _col(
+                "init_ns",
+                "int64",
+                "ns since epoch",
+                "when it joined badput; start_ns..init_ns is launch",
+            ),
             _col("host", "string", "", "host name"),
             _col("boot_id", "string", "", "kernel boot id of the host"),
             _col("pid", "int64", "id", "process id on its host"),
-            _col("job_id", "string", "", "launcher or scheduler id, the same over restarts of one job"),
+            _col(
+                "job_id",
+                "string",
+                "",
+                "launcher or scheduler id, the same over restarts of one job",
+            ),
             _col("attempt", "int32", "count", "the launcher's restart count, only informative"),
             _col("endpoint", "string", "", "rendezvous endpoint host:port"),
-            _col("gpu_uuid", "string", "", "GPU of this rank; NULL where there is none or it is unknown"),
-            _col("gpu_type", "string", "", "GPU name; cpu where the rank has none; NULL if unknown"),
+            _col(
+                "gpu_uuid",
+                "string",
+                "",
+                "GPU of this rank; NULL where there is none or it is unknown",
+            ),
+            _col(
+                "gpu_type", "string", "", "GPU name; cpu where the rank has none; NULL if unknown"
+            ),
             _col("version", "string", "", "version of badput that wrote the row"),
         ),
     ),
@@ -142,21 +172,37 @@ _TABLES = (
             _PROCESS,
             _SEQ,
             _key("rank", "int32", "index", "global rank"),
-            _key("step", "int64", "count", "number of the step, or of the last one of an aggregated row"),
+            _key(
+                "step",
+                "int64",
+                "count",
+                "number of the step, or of the last one of an aggregated row",
+            ),
             _key("n_steps", "int32", "count", "steps that the row covers, 1 for the probe"),
             _key("start_ns", "int64", "ns since epoch", "begin of the step"),
             _key("dur_ns", "int64", "ns", "begin to end, monotonic"),
-            _col("pre_data_ns", "int64", "ns", "wait for data between the previous step and this one"),
-            _col("tokens", "int64", "tokens", "tokens of this rank's data replica, padding included"),
+            _col(
+                "pre_data_ns", "int64", "ns", "wait for data between the previous step and this one"
+            ),
+            _col(
+                "tokens", "int64", "tokens", "tokens of this rank's data replica, padding included"
+            ),
             _col("samples", "int64", "samples", "samples of this rank's data replica"),
             _col("padding", "int64", "tokens", "tokens that are padding"),
             _col("loss", "float64", "", "training loss as the user gave it"),
             _col("grad_norm", "float64", "", "gradient norm as the user gave it"),
             _col("applied", "bool", "", "did the update change the weights; NULL unknown"),
-            _col("committed", "bool", "", "was the result committed (fault tolerant training); NULL unknown"),
+            _col(
+                "committed",
+                "bool",
+                "",
+                "was the result committed (fault tolerant training); NULL unknown",
+            ),
             _col("source", "string", "", "data source of the step"),
             *(
-                _col(f"{c}_ns", "int64", "ns", f"time in the step in category {c}; NULL not measured")
+                _col(
+                    f"{c}_ns", "int64", "ns", f"time in the step in category {c}; NULL not measured"
+                )
                 for c in STEP_CATEGORIES
             ),
         ),
@@ -173,7 +219,12 @@ _TABLES = (
             _key("start_ns", "int64", "ns since epoch", "begin"),
             _col("dur_ns", "int64", "ns", "duration; NULL if its end was never seen"),
             _col("step", "int64", "count", "last finished step at its begin"),
-            _key("in_step", "bool", "", "true if inside a step: its time is then in the step's row too"),
+            _key(
+                "in_step",
+                "bool",
+                "",
+                "true if inside a step: its time is then in the step's row too",
+            ),
             _col("attrs", "string", "JSON", "what the user gave with it"),
         ),
     ),
@@ -202,8 +253,15 @@ _TABLES = (
             _col("step", "int64", "count", "last step that the checkpoint contains"),
             _col("path", "string", "", "where it lies"),
             _key("start_ns", "int64", "ns since epoch", "begin"),
-            _col("dur_ns", "int64", "ns", "time the training process was blocked; NULL if not seen"),
-            _col("durable_ns", "int64", "ns since epoch", "when it was durable; NULL if never confirmed"),
+            _col(
+                "dur_ns", "int64", "ns", "time the training process was blocked; NULL if not seen"
+            ),
+            _col(
+                "durable_ns",
+                "int64",
+                "ns since epoch",
+                "when it was durable; NULL if never confirmed",
+            ),
             _col("ok", "bool", "", "did it succeed; NULL unknown"),
             _col("bytes", "int64", "bytes", "size"),
         ),
@@ -243,7 +301,9 @@ _TABLES = (
         "evidence",
         "Where an importer found what it claims: file and line.",
         (
-            _key("claim", "string", "", "what is claimed, such as restart, resumed_from, save, end"),
+            _key(
+                "claim", "string", "", "what is claimed, such as restart, resumed_from, save, end"
+            ),
             _col("process_id", "int64", "id", "process incarnation it is about"),
             _col("step", "int64", "count", "step it is about"),
             _key("file", "string", "", "file as given"),

@@ -19,7 +19,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, built with the build backend that the tests have."""
     root = Path(__file__).resolve().parents[2]
     out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(out), str(root)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "-o",
+        str(out),
+        str(root),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = out.glob("*.whl")
@@ -84,7 +93,13 @@ def test_import_badput_in_a_light_install_loads_nothing_heavy(light: Path) -> No
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("serve", "app"), ("demo", "app"), ("report", "ledger"), ("import", "ledger"), ("train", "trainer")],
+    [
+        ("serve", "app"),
+        ("demo", "app"),
+        ("report", "ledger"),
+        ("import", "ledger"),
+        ("train", "trainer"),
+    ],
 )
 def test_a_command_without_its_extra_says_what_to_install(
     light: Path, command: str, extra: str
@@ -112,6 +127,7 @@ def test_the_schema_document_lists_every_table_and_column() -> None:
         assert f"## {table.name}" in text
         for column in table.columns:
             row = next(
-                (x for x in text.splitlines() if x.startswith(f"| {column.name} | {column.type}")), ""
+                (x for x in text.splitlines() if x.startswith(f"| {column.name} | {column.type}")),
+                "",
             )
             assert column.meaning in row, f"{table.name}.{column.name}"
