@@ -167,7 +167,10 @@ def _finish(
     if dead:
         session.culprit = dead[0]
         session.end_reason = dead[0].reason
-    times = [t for kind, t in marks if kind in ("failure", "hang")] + [p.end_ns for p in dead[:1]]
+    # A failure that was caught and trained past does not end the session.
+    since = min((p.last_step_ns for p in members if p.last_step_ns is not None), default=0)
+    times = [t for kind, t in marks if kind in ("failure", "hang") and t >= since]
+    times += [p.end_ns for p in dead[:1]]
     session.fail_ns = min(times, default=None)
 
 

@@ -40,6 +40,8 @@ class Process:
     gpu_uuid: str | None
     gpu_type: str | None
     last_record_ns: int
+    last_step_ns: int | None = None
+    """End of its last finished step."""
     death_ns: int | None = None
     """When it was gone; None where nothing says so."""
     reason: str = "unknown"
@@ -109,17 +111,19 @@ def read_processes(con: duckdb.DuckDBPyConnection) -> list[Process]:
 
 
 _SIGNS = """
-SELECT process_id, max(rank) AS rank, min(first_ns) AS first_ns, max(last_ns) AS last_ns
+SELECT process_id, max(rank) AS rank, min(first_ns) AS first_ns, max(last_ns) AS last_ns,
+       max(step_ns) AS step_ns
 FROM (
     SELECT process_id, max(rank) AS rank, min(start_ns) AS first_ns,
-           max(start_ns + greatest(dur_ns, 0)) AS last_ns
+           max(start_ns + greatest(dur_ns, 0)) AS last_ns, last_ns AS step_ns
     FROM steps GROUP BY process_id
     UNION ALL
-    SELECT process_id, rank, start_ns, start_ns + greatest(coalesce(dur_ns, 0), 0) FROM spans
+    SELECT process_id, rank, start_ns, start_ns + greatest(coalesce(dur_ns, 0), 0), NULL FROM spans
     UNION ALL
-    SELECT process_id, rank, start_ns, start_ns + greatest(coalesce(dur_ns, 0), 0) FROM checkpoints
+    SELECT process_id, rank, start_ns, start_ns + greatest(coalesce(dur_ns, 0), 0), NULL
+    FROM checkpoints
     UNION ALL
-    SELECT process_id, rank, time_ns, time_ns FROM events WHERE kind NOT IN ('end', 'exit')
+    SELECT process_id, rank, time_ns, time_ns, NULL FROM events WHERE kind NOT IN ('end', 'exit')
 ) GROUP BY process_id
 """
 
@@ -128,6 +132,7 @@ def _process(row: dict[str, Any], sign: dict[str, Any] | None) -> Process:
     start = int(row["start_ns"])
     init = start if row.get("init_ns") is None else max(start, int(row["init_ns"]))
     last = init if sign is None else max(init, int(sign["last_ns"]))
+    stepped = None if sign is None or sign["step_ns"] is None else int(sign["step_ns"])
     known: dict[str, Any] = {
         name: row.get(name)
         for name in (
@@ -141,6 +146,7 @@ def _process(row: dict[str, Any], sign: dict[str, Any] | None) -> Process:
         start_ns=start,
         init_ns=init,
         last_record_ns=last,
+        last_step_ns=stepped,
         **known,
     )
 

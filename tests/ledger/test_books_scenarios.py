@@ -496,3 +496,78 @@ def test_given_allocations_decide_the_total_and_what_is_paid(make: Any) -> None:
     assert report["cost"]["total"] == pytest.approx(130)
     assert report["leaves"]["A.queue"]["cost"] == 0
     assert books_of(path, price=3600, gaps="released")["cost"]["total"] == pytest.approx(80)
+
+
+def test_a_failure_that_was_caught_does_not_end_the_session(make: Any) -> None:
+    pid = make.process(0)
+    at = make.steps(pid, 1, 10, 0, 1.0)
+    make.event(pid, "failure", at, what="out of memory, tried again")
+    make.span(pid, "failed_step", at, 2)
+    at = make.steps(pid, 11, 30, at + 2, 1.0)
+    make.end(pid, at + 0.5, reason="killed")
+    assert seconds(books_of(make.write())) == {"H.productive": 30, "D.partial": 2.5}
+
+
+def test_a_skipped_step_that_a_rollback_repeats_is_kept_the_second_time(make: Any) -> None:
+    pid = make.process(0)
+    at = make.steps(pid, 1, 9, 0, 1.0)
+    make.step(pid, 10, at, 1.0, applied=False)
+    make.event(pid, "rewind", at + 1, to_step=8)
+    make.end(pid, make.steps(pid, 9, 30, at + 1, 1.0, applied=True))
+    report = books_of(make.write())
+    assert seconds(report) == {"H.productive": 30, "D.rewind": 2}
+    assert report["steps"]["by_fate"] == {"D.rewind": 2, "kept": 30}
+
+
+def test_a_span_without_an_end_lasts_to_the_next_fact_and_no_further(make: Any) -> None:
+    pid = make.process(0)
+    at = make.steps(pid, 1, 20, 0, 1.0)
+    make.span(pid, "save", at, None)
+    make.end(pid, make.steps(pid, 21, 30, at + 6, 1.0))
+    report = books_of(make.write())
+    assert seconds(report) == {"H.productive": 30, "E.save": 6}
+    assert (report["leaves"]["E.save"]["lo"], report["leaves"]["E.save"]["hi"]) == (0, 6)
+
+
+def test_two_saves_of_which_one_stage_failed_are_not_durable(make: Any) -> None:
+    for rank in (0, 1):
+        pid = make.process(0, rank=rank, world=2)
+        make.checkpoint(pid, "save", 20, 20, 0, rank=rank)
+        make.checkpoint(pid, "save", 25, 25, 0, rank=rank, durable=rank == 0)
+        make.end(pid, make.steps(pid, 1, 30, 0, 1.0, rank=rank), reason="killed", rank=rank)
+    assert books_of(make.write())["leaves"]["D.tail"]["gpu_seconds"] == 20
+
+
+def test_a_launcher_that_never_got_a_rank_started_has_empty_books(make: Any) -> None:
+    boss = make.process(0, rank=None, role="launcher")
+    make.end(boss, 5, rank=None, reason="exit", exit_code=1)
+    report = books_of(make.write())
+    assert report["total_gpu_ns"] == "0"
+    assert report["kept_time"]["value"] is None
+    assert "empty" in report["verdict"]["headline"]
+
+
+def test_a_process_that_never_stepped_is_all_start_up(make: Any) -> None:
+    pid = make.process(0, init=4)
+    make.span(pid, "rendezvous", 4, 3)
+    make.end(pid, 10, reason="exception")
+    report = books_of(make.write())
+    assert seconds(report) == {"C.launch": 4, "C.rendezvous": 3, "C.model": 3}
+    assert report["steps"]["executed"] == 0
+    assert report["incidents"][0]["kind"] == "exception"
+
+
+def test_two_worlds_at_once_are_cut_apart_and_named(make: Any) -> None:
+    for start in (0, 15):
+        pid = make.process(start)
+        make.end(pid, make.steps(pid, 1, 30, start, 1.0))
+    report = books_of(make.write())
+    assert report["total_gpu_seconds"] == 45
+    assert any("still had processes" in n["what"] for n in report["quality"])
+
+
+def test_one_restart_seen_by_two_nodes_with_different_counts_is_one_session(make: Any) -> None:
+    for rank, attempt in ((0, 1), (1, 0)):
+        pid = make.process(rank, rank=rank, world=2, attempt=attempt, host=f"node{rank}")
+        make.end(pid, make.steps(pid, 1, 30, 2, 1.0, rank=rank), rank=rank)
+    assert len(books_of(make.write())["sessions"]) == 1

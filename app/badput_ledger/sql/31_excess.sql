@@ -1,7 +1,8 @@
--- Warm-up and straggler excess of each step row.
+-- Warm-up and straggler excess of each step row: the plain duration above the stage's usual
+-- one. What is recorded as communication or host time is G.comm or G.host, never straggling.
 -- rows: many
 WITH warm AS (
-    SELECT f.*, u.b_ns AS all_b_ns, g.busy_ns AS usual_busy_ns, f.plain_ns AS full_plain_ns,
+    SELECT f.*, u.b_ns AS all_b_ns, f.plain_ns AS full_plain_ns,
            u.b_ns IS NOT NULL AND coalesce(f.row_step < u.first_usual_step, true) AS early_step,
            part_of(greatest(f.plain_ns - g.b_ns * f.row_steps, 0), num, den, rest) AS over_ns,
            g.b_ns AS stage_b_ns
@@ -20,6 +21,6 @@ piped AS (
        AND count(*) = count(DISTINCT (replica, stage))
 )
 SELECT b.*, p.session IS NOT NULL AS piped,
-       CASE WHEN p.session IS NULL OR b.usual_busy_ns IS NULL THEN 0
-            ELSE greatest(b.busy_ns - b.warm_ns - b.usual_busy_ns * b.n_steps, 0) END AS slow_ns
+       CASE WHEN p.session IS NULL OR b.stage_b_ns IS NULL THEN 0
+            ELSE greatest(b.over_ns - b.warm_ns, 0) END AS slow_ns
 FROM booked b LEFT JOIN piped p ON p.session = b.session
