@@ -85,14 +85,13 @@ def _executed(books: Books) -> int:
     """Steps that every reporting rank of a session finished, straight from the step rows."""
     rows = books.rows(
         "WITH lead AS (SELECT session, arg_max(rank, (steps, -rank)) AS rank "
-        "FROM rank_steps GROUP BY session), "
-        "final AS (SELECT r.session, r.rank, max(w.time_ns) AS time_ns FROM lead r "
-        "JOIN rewinds w USING (session, rank) GROUP BY r.session, r.rank) "
-        "SELECT coalesce(sum(CASE WHEN f.time_ns > s.start_ns THEN s.n_steps "
+        "FROM rank_steps GROUP BY session) "
+        "SELECT coalesce(sum(CASE WHEN EXISTS (SELECT 1 FROM rewinds w WHERE "
+        "w.session = s.session AND w.rank = s.rank AND w.time_ns > s.start_ns "
+        "AND w.to_step < s.step) THEN s.n_steps "
         "ELSE greatest(least(s.step, coalesce(c.completed_upto, s.step - s.n_steps)) "
         "- (s.step - s.n_steps), 0) END), 0)::BIGINT AS n "
-        "FROM step_rows s JOIN lead l USING (session, rank) "
-        "JOIN resumes c ON c.session = s.session LEFT JOIN final f ON f.session = s.session"
+        "FROM step_rows s JOIN lead l USING (session, rank) JOIN resumes c ON c.session = s.session"
     )
     return int(rows[0]["n"])
 

@@ -118,13 +118,20 @@ def _checkpoint_oftener(report: dict[str, Any]) -> str:
 
 
 def _find_straggler(books: Books) -> str:
+    """One slow rank is a machine to look at; slowness on every rank is something shared."""
     rows = books.rows(
         "SELECT rank, sum(slow_ns)::BIGINT AS ns FROM excess WHERE fate = 'kept' "
-        "GROUP BY rank ORDER BY ns DESC LIMIT 1"
+        "GROUP BY rank HAVING sum(slow_ns) > 0 ORDER BY ns DESC, rank"
     )
-    if not rows or not rows[0]["ns"]:
+    if not rows:
         return "Look for the slow rank with `badput sql`."
     rank, slow = int(rows[0]["rank"]), int(rows[0]["ns"]) / 1e9
+    total = sum(int(r["ns"]) for r in rows) / 1e9
+    if len(rows) > 1 and slow < 0.7 * total:
+        return (
+            f"Steps vary on every rank: {span(total)} above the usual step in all, {span(slow)} of "
+            f"it on rank {rank}. Look for other work on these machines."
+        )
     hosts = [p.host for s in books.facts.sessions for p in s.members if p.rank == rank and p.host]
     where = f" on {hosts[-1]}" if hosts else ""
     return f"Look at rank {rank}{where}: it was busy {span(slow)} longer than its usual step."

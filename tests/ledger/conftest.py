@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from badput.parts import write_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 S = 1_000_000_000
 T0 = 1_800_000_000 * S

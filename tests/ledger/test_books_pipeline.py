@@ -51,7 +51,8 @@ def test_waits_for_the_neighbour_stage_are_the_bubble(make: Any) -> None:
     report = report_of(make)
     assert seconds(report) == {"H.productive": 60, "G.bubble": 20}
     assert report["pipeline"] == {
-        "stages": 2, "microbatches": 4, "schedule": "1f1b", "ideal_bubble": 0.2, "actual_bubble": 0.25,
+        "stages": 2, "microbatches": 4, "schedule": "1f1b",
+        "ideal_bubble": 0.2, "actual_bubble": 0.25,
         "by_stage": [
             {"stage": 0, "busy_s": 30, "wait_s": 10, "bubble": 0.25},
             {"stage": 1, "busy_s": 30, "wait_s": 10, "bubble": 0.25},

@@ -18,96 +18,110 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAMES = (
-    "eval",
-    "save",
-    "load",
-    "overhead",
-    "data",
-    "compile",
-    "epoch",
-    "failed_step",
-    "rendezvous",
-)
+    "eval", "save", "load", "overhead", "data", "compile", "epoch", "failed_step", "rendezvous",
+)  # fmt: skip
 REASONS = ("completed", "killed", "exception", "unknown")
+TABLES = ("processes", "steps", "spans", "events", "checkpoints")
+
+Draw = Any
+Rows = dict[str, list[dict[str, Any]]]
 
 
 @st.composite
-def runs(draw: Callable[..., Any]) -> dict[str, list[dict[str, Any]]]:
+def runs(draw: Callable[..., Any]) -> Rows:
     """Rows of a small run: sessions of ranks with steps, spans and ends anywhere in time."""
-    number = st.integers(0, 40)
-    tables: dict[str, list[dict[str, Any]]] = {
-        "processes": [], "steps": [], "spans": [], "events": [], "checkpoints": [],
-    }  # fmt: skip
+    rows: Rows = {table: [] for table in TABLES}
     clock = 1_000
     for session in range(draw(st.integers(1, 3))):
         world = draw(st.integers(1, 3))
         first = draw(st.integers(1, 6))
         job = draw(st.sampled_from([None, "a", "b"]))
-        start, last = clock, clock
+        last = clock
         for rank in range(draw(st.integers(1, world))):
-            pid = 100 * (session + 1) + rank
-            begin = start + draw(number)
-            at = begin + draw(number)
-            staged = draw(st.booleans())
-            tables["processes"].append(
-                {"process_id": pid, "rank": rank, "role": "rank", "world_size": world, "job_id": job,
-                 "start_ns": begin, "init_ns": draw(st.sampled_from([None, at])),
-                 "stage": rank if staged else None, "stages": 2 if staged else None}
-            )  # fmt: skip
-            seq = 0
-            step = first - 1
-            for _ in range(draw(st.integers(0, 8))):
-                seq += 1
-                step += draw(st.sampled_from([1, 1, 1, 2, -1])) if step > 1 else 1
-                at += draw(st.integers(-3, 15))
-                dur = draw(st.integers(0, 30))
-                tables["steps"].append(
-                    {"process_id": pid, "seq": seq, "rank": rank, "step": step,
-                     "n_steps": draw(st.sampled_from([1, 1, 1, 3])), "start_ns": at, "dur_ns": dur,
-                     "pre_data_ns": draw(st.none() | st.integers(0, 20)),
-                     "wait_activation_ns": draw(st.none() | st.integers(0, dur)),
-                     "comm_ns": draw(st.none() | st.integers(0, 6)),
-                     "compile_ns": draw(st.none() | st.integers(0, 4)),
-                     "applied": draw(st.sampled_from([None, True, False])),
-                     "tokens": draw(st.none() | st.integers(0, 9)), "padding": draw(st.none() | st.integers(0, 3))}
-                )  # fmt: skip
-                at += dur
-            for _ in range(draw(st.integers(0, 4))):
-                seq += 1
-                tables["spans"].append(
-                    {"process_id": pid, "seq": seq, "rank": rank, "name": draw(st.sampled_from(NAMES)),
-                     "start_ns": begin + draw(st.integers(0, 150)),
-                     "dur_ns": draw(st.none() | st.integers(0, 60)), "in_step": draw(st.booleans())}
-                )  # fmt: skip
-            if draw(st.booleans()):
-                seq += 1
-                tables["checkpoints"].append(
-                    {"process_id": pid, "seq": seq, "rank": rank, "op": draw(st.sampled_from(["save", "load"])),
-                     "step": draw(st.integers(0, 8)), "start_ns": begin + draw(number), "dur_ns": 1,
-                     "durable_ns": draw(st.none() | st.just(begin)), "ok": True}
-                )  # fmt: skip
-            last = max(last, at)
-            if draw(st.booleans()):
-                seq += 1
-                phase = draw(st.sampled_from(["step", "loop", "save", "init"]))
-                attrs = {"reason": draw(st.sampled_from(REASONS)), "phase": phase,
-                         "phase_since_ns": at - draw(number), "step": draw(st.none() | st.integers(0, 9)),
-                         "last_sign_ns": draw(st.none() | st.just(at))}  # fmt: skip
-                when = at + draw(number)
-                tables["events"].append(
-                    {"process_id": pid, "seq": seq, "rank": rank, "time_ns": when, "kind": "end",
-                     "attrs": json.dumps(attrs)}
-                )  # fmt: skip
-                last = max(last, when)
-            if draw(st.integers(0, 3)) == 0:
-                seq += 1
-                kind = draw(st.sampled_from(["failure", "hang", "rewind"]))
-                tables["events"].append(
-                    {"process_id": pid, "seq": seq, "rank": rank, "time_ns": begin + draw(st.integers(0, 150)),
-                     "kind": kind, "attrs": json.dumps({"to_step": 2, "what": "x"})}
-                )  # fmt: skip
+            key = {"process_id": 100 * (session + 1) + rank, "rank": rank}
+            begin = clock + draw(st.integers(0, 40))
+            at = begin + draw(st.integers(0, 40))
+            stage = draw(st.sampled_from([{}, {"stage": rank, "stages": 2}]))
+            more = {"role": "rank", "world_size": world, "job_id": job, "start_ns": begin}
+            init = draw(st.sampled_from([None, at]))
+            rows["processes"].append(key | more | stage | {"init_ns": init})
+            at = add_steps(draw, rows, key, at, first)
+            add_rare(draw, rows, key, begin)
+            last = max(last, add_events(draw, rows, key, begin, at))
         clock = last + draw(st.integers(-10, 60))
-    return tables
+    return rows
+
+
+def add_steps(draw: Draw, rows: Rows, key: dict[str, Any], at: int, first: int) -> int:
+    """A rank's steps, which may repeat, overlap, leave gaps or record too much."""
+    step = first - 1
+    for seq in range(draw(st.integers(0, 8))):
+        step += draw(st.sampled_from([1, 1, 1, 2, -1])) if step > 1 else 1
+        at += draw(st.integers(-3, 15))
+        dur = draw(st.integers(0, 30))
+        row = {
+            "seq": seq,
+            "step": step,
+            "n_steps": draw(st.sampled_from([1, 1, 1, 3])),
+            "start_ns": at,
+            "dur_ns": dur,
+            "pre_data_ns": draw(st.none() | st.integers(0, 20)),
+            "wait_activation_ns": draw(st.none() | st.integers(0, dur)),
+            "comm_ns": draw(st.none() | st.integers(0, 6)),
+            "compile_ns": draw(st.none() | st.integers(0, 4)),
+            "applied": draw(st.sampled_from([None, True, False])),
+            "tokens": draw(st.none() | st.integers(0, 9)),
+            "padding": draw(st.none() | st.integers(0, 3)),
+        }
+        rows["steps"].append(key | row)
+        at += dur
+    return at
+
+
+def add_rare(draw: Draw, rows: Rows, key: dict[str, Any], begin: int) -> None:
+    """Spans anywhere, and perhaps a checkpoint."""
+    for seq in range(100, 100 + draw(st.integers(0, 4))):
+        row = {
+            "seq": seq,
+            "name": draw(st.sampled_from(NAMES)),
+            "start_ns": begin + draw(st.integers(0, 150)),
+            "dur_ns": draw(st.none() | st.integers(0, 60)),
+            "in_step": draw(st.booleans()),
+        }
+        rows["spans"].append(key | row)
+    if draw(st.booleans()):
+        row = {
+            "seq": 200,
+            "op": draw(st.sampled_from(["save", "load"])),
+            "step": draw(st.integers(0, 8)),
+            "start_ns": begin + draw(st.integers(0, 40)),
+            "dur_ns": 1,
+            "durable_ns": draw(st.none() | st.just(begin)),
+            "ok": True,
+        }
+        rows["checkpoints"].append(key | row)
+
+
+def add_events(draw: Draw, rows: Rows, key: dict[str, Any], begin: int, at: int) -> int:
+    """Perhaps an end, and perhaps a failure, hang or rollback; returns the last instant."""
+    if draw(st.integers(0, 3)) == 0:
+        kind = draw(st.sampled_from(["failure", "hang", "rewind"]))
+        time = begin + draw(st.integers(0, 150))
+        said = json.dumps({"to_step": 2, "what": "x"})
+        rows["events"].append(key | {"seq": 301, "time_ns": time, "kind": kind, "attrs": said})
+    if draw(st.booleans()):
+        return at
+    when = at + draw(st.integers(0, 40))
+    attrs = {
+        "reason": draw(st.sampled_from(REASONS)),
+        "phase": draw(st.sampled_from(["step", "loop", "save", "init"])),
+        "phase_since_ns": at - draw(st.integers(0, 40)),
+        "step": draw(st.none() | st.integers(0, 9)),
+        "last_sign_ns": draw(st.none() | st.just(at)),
+    }
+    said = json.dumps(attrs)
+    rows["events"].append(key | {"seq": 300, "time_ns": when, "kind": "end", "attrs": said})
+    return when
 
 
 def numbers(report: dict[str, Any]) -> dict[str, Any]:

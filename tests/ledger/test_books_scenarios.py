@@ -58,7 +58,7 @@ def test_uncovered_start_up_may_belong_to_any_start_up_leaf(make: Any) -> None:
 
 
 def crashed(make: Any) -> None:
-    """Two ranks under a launcher: 1..30, saved at 20, rank 1 killed 1 s into step 31, again from 21."""
+    """Two ranks under a launcher: saved at 20, rank 1 killed 1 s into step 31, again from 21."""
     boss = make.process(0, rank=None, role="launcher", job_id="j", world=2)
     for rank in (0, 1):
         pid = make.process(2, rank=rank, world=2, init=4, job_id="j", pid=10 + rank, stage=None)
@@ -571,3 +571,13 @@ def test_one_restart_seen_by_two_nodes_with_different_counts_is_one_session(make
         pid = make.process(rank, rank=rank, world=2, attempt=attempt, host=f"node{rank}")
         make.end(pid, make.steps(pid, 1, 30, 2, 1.0, rank=rank), rank=rank)
     assert len(books_of(make.write())["sessions"]) == 1
+
+
+def test_a_rollback_with_no_step_after_it_takes_the_last_steps_back(make: Any) -> None:
+    pid = make.process(0)
+    at = make.steps(pid, 1, 30, 0, 1.0)
+    make.event(pid, "rewind", at, to_step=25)
+    make.end(pid, at)
+    report = books_of(make.write())
+    assert seconds(report) == {"H.productive": 25, "D.rewind": 5}
+    assert report["steps"]["last"] == 25

@@ -97,3 +97,9 @@ def test_the_report_still_works_after_a_query(run: Path) -> None:
         books.query("SELECT 1")
         assert books.report()["steps"]["kept"] == 30
         assert books.query("SELECT count(*) FROM timeline")[1][0][0] > 0
+
+
+def test_the_page_about_the_books_lists_every_view_as_it_is(root: Path) -> None:
+    page = (root / "docs" / "ledger.md").read_text(encoding="utf-8")
+    for view in chain.views():
+        assert f"| `{view.name}` | {view.about} |" in page, f"docs/ledger.md: {view.name}"

@@ -1,6 +1,6 @@
--- One row a session and rank: its first and last step and their times.
+-- One row a session and rank: its first and last step and when they began.
 -- A rank that left no step row but whose state slot says where it was counts with that.
-SELECT session, rank, min(start_ns) AS first_start_ns, max(stop_ns) AS last_stop_ns,
+SELECT session, rank, min(start_ns) AS first_start_ns, max(start_ns) AS last_start_ns,
        arg_min(step - n_steps, start_ns) AS before_first,
        arg_max(step, start_ns) AS last_step, max(n_steps) AS log_interval,
        sum(n_steps)::BIGINT AS steps, count(*) AS step_rows,

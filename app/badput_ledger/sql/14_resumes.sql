@@ -20,9 +20,16 @@ loaded AS (
            count(*) AS loads, bool_or(path IS NOT NULL AND origin IS NULL) AS outside
     FROM traced GROUP BY session
 ),
+-- A rollback with no step after it takes the last step back.
+undone AS (
+    SELECT k.session, k.rank, min(w.to_step) AS to_step
+    FROM rank_steps k JOIN rewinds w USING (session, rank) WHERE w.time_ns > k.last_start_ns
+    GROUP BY k.session, k.rank
+),
 stepped AS (
-    SELECT session, min(before_first) AS before_first, min(last_step) AS completed_upto
-    FROM rank_steps GROUP BY session
+    SELECT k.session, min(k.before_first) AS before_first,
+           min(least(k.last_step, coalesce(u.to_step, k.last_step))) AS completed_upto
+    FROM rank_steps k LEFT JOIN undone u USING (session, rank) GROUP BY k.session
 )
 SELECT s.session, s.ord, s.job_id, s.attempt,
        t.before_first + 1 AS first_step,
