@@ -74,7 +74,7 @@ def init(
     or a formula id with its inputs. ``role``: ``rank``, or ``launcher`` for an outer loop that
     starts ranks. Rank and world come from the launcher's environment unless given.
     """
-    global _recorder, _step, _make_span, _make_data  # noqa: PLW0603 - one probe a process
+    global _recorder, _make_span, _make_data  # noqa: PLW0603 - one probe a process
     if os.environ.get("BADPUT_DISABLE") == "1":
         return
     from badput import guard

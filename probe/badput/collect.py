@@ -95,7 +95,7 @@ def _collect(path: Path, into: str | None) -> bool:
     except OSError as error:
         reason = error.strerror or error
         print(
-            f"badput collect: {path.name}: cannot write to {drain.run} ({reason}); the spool is kept",
+            f"badput collect: {path.name}: cannot write to {drain.run} ({reason}); spool kept",
             file=sys.stderr,
         )
         return False

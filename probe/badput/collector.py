@@ -1,3 +1,7 @@
+# pyarrow ships no types, so what comes from it is unknown to the checker.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
 """The collector: one process a node that turns spools into Parquet and watches ranks.
 
 ``python -m badput.collector ROOT`` is started by the first ``init`` on a node and ends some

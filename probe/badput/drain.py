@@ -1,3 +1,7 @@
+# pyarrow ships no types, so what comes from it is unknown to the checker.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
 """Draining one spool into Parquet parts, so that doing it again after a crash changes nothing.
 
 Order of every round: read, write the parts, save the position, tell the writer, unlink what

@@ -99,7 +99,7 @@ def birth() -> tuple[int, int]:
 def boot_id() -> str | None:
     """The kernel's id of this boot."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as handle:
             return handle.read().strip()
     except OSError:
         return None

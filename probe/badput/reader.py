@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 from badput import layout as lo
@@ -96,9 +96,7 @@ class SpoolReader:
         except (ValueError, KeyError, TypeError) as error:
             raise UnreadableError(f"{self.path}/facts.json is not that of a spool") from error
         if version > lo.FORMAT_VERSION:
-            raise UnreadableError(
-                f"{self.path} has spool format {version}, newer than {lo.FORMAT_VERSION}: update badput"
-            )
+            raise UnreadableError(f"{self.path} has spool format {version}, too new: update badput")
         return facts
 
     def close(self) -> None:
@@ -234,7 +232,7 @@ def _step(data: bytes, offset: int, flags: int) -> tuple[Any, ...]:
 def _payload(data: bytes) -> dict[str, Any]:
     """The payload of a rare record; an empty one if it makes no sense (it never happens)."""
     try:
-        payload = json.loads(data)
+        payload: Any = json.loads(data)
     except ValueError:
         return {}
-    return payload if isinstance(payload, dict) else {}
+    return cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}

@@ -1,3 +1,7 @@
+# pyarrow ships no types, so what comes from it is unknown to the checker.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 """From records to the rows of the run folder's tables (collector only: imports pyarrow)."""
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ def steps_table(batch: Batch, facts: Mapping[str, Any], names: Mapping[str, str]
     schema = arrow_schema("steps")
     shift = Clock(facts).wall(0)
     (
-        _, flags, _, seq, step, start, end, tokens, loss, pre, samples, padding, grad, source, _, acc,
+        _, flags, _, seq, step, start, end, tokens, loss, pre, samples, padding, grad, source, _,
+        acc,
     ) = zip(*batch.steps, strict=True)  # fmt: skip
     count = len(seq)
     process, rank = facts["process"]["process_id"], facts["process"].get("rank") or 0
@@ -130,7 +135,7 @@ def _add_event(
 ) -> None:
     if "t" not in payload:
         return
-    attrs = payload.get("a") or {}
+    attrs: dict[str, Any] = payload.get("a") or {}
     if payload.get("k") == "failure" and str(attrs.get("what", "")).startswith("uncaught "):
         position.uncaught = True
     rows["events"].append(

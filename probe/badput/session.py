@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import cast
 
 from badput import __version__, guard, identity
 from badput.recorder import Recorder
@@ -118,10 +119,12 @@ def _flops(flops: object) -> dict[str, Any]:
     if flops is None:
         return {}
     if isinstance(flops, dict):
-        inputs = {k: v for k, v in flops.items() if k != "formula"}
-        return {"flops_formula": _text(flops.get("formula")), "flops_inputs": inputs}
-    if isinstance(flops, (tuple, list)) and len(flops) == 2:
-        return {"flops_formula": _text(flops[0]), "flops_inputs": flops[1]}
+        given = cast("dict[str, Any]", flops)
+        inputs = {k: v for k, v in given.items() if k != "formula"}
+        return {"flops_formula": _text(given.get("formula")), "flops_inputs": inputs}
+    if isinstance(flops, (tuple, list)):
+        formula, *rest = cast("list[Any]", flops) or [None]
+        return {"flops_formula": _text(formula), "flops_inputs": rest[0] if rest else {}}
     if isinstance(flops, str):
         return {"flops_formula": flops, "flops_inputs": {}}
     return {"flops_formula": "per_token", "flops_inputs": {"flops_per_token": flops}}

@@ -39,7 +39,8 @@ class Span:
     """A named interval: a context manager, and ``set`` for attributes known only later."""
 
     __slots__ = (
-        "_attrs", "_background", "_begin", "_own", "_quick", "_rec", "_start", "child", "inside", "name",
+        "_attrs", "_background", "_begin", "_own", "_quick", "_rec", "_start", "child", "inside",
+        "name",
         "phase",
     )  # fmt: skip
 

@@ -1,5 +1,5 @@
 # No pathlib: calls relative to a descriptor follow no link, and it is slow to import.
-# ruff: noqa: PTH100, PTH102, PTH118
+# ruff: noqa: PTH100, PTH102, PTH118, PTH208
 """The writer's side of a spool: memory-mapped, append-only, safe against SIGKILL.
 
 What is written here is in the kernel's page cache at once and outlives the process. The
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 REFUSED_FILE_SYSTEMS = frozenset(
     (
-        "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "9p", "virtiofs", "gpfs", "beegfs", "ceph",
-        "glusterfs", "afs", "orangefs", "panfs", "wekafs", "vastfs", "quobyte", "ocfs2", "gfs2",
+        "nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "9p", "virtiofs", "gpfs", "beegfs",
+        "ceph", "glusterfs", "afs", "orangefs", "panfs", "wekafs", "vastfs", "quobyte", "ocfs2",
+        "gfs2",
     )
 )  # fmt: skip
 """File systems that several nodes share; every FUSE one is refused too."""

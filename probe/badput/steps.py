@@ -42,8 +42,10 @@ class Step:
     """
 
     __slots__ = (
-        "_blank", "_buf", "_crc", "_extra", "_pending", "_rec", "_short", "_spool", "_stack", "_start",
-        "_whole", "acc", "counts", "flags", "floats", "last", "number", "open", "slot", "state", "tokens",
+        "_blank", "_buf", "_crc", "_extra", "_pending", "_rec", "_short", "_spool", "_stack",
+        "_start",
+        "_whole", "acc", "counts", "flags", "floats", "last", "number", "open", "slot", "state",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder) -> None:

@@ -10,12 +10,13 @@ import json
 import numbers
 import os
 import sys
+from typing import Any, cast
 
 from badput.guard import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Iterable
 
 _MAX_COUNT = 1 << 62
 SMALL = 1 << 31
@@ -76,7 +77,7 @@ def as_flag(what: str, value: object) -> bool | None:
     return None
 
 
-def plain(value: object, depth: int = 0) -> Any:
+def plain(value: object, depth: int = 0) -> Any:  # noqa: PLR0911 - one line a type
     """``value`` as something JSON can hold. Non-finite floats become text, objects their type."""
     if value is None or isinstance(value, bool):
         return value
@@ -88,10 +89,10 @@ def plain(value: object, depth: int = 0) -> Any:
         value = float(value)
         return value if value - value == 0 else str(value)
     if depth < _MAX_DEPTH and isinstance(value, dict):
-        items = list(value.items())[:200]
+        items = list(cast("dict[Any, Any]", value).items())[:200]
         return {str(plain(k, _MAX_DEPTH)): plain(v, depth + 1) for k, v in items}
     if depth < _MAX_DEPTH and isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(v, depth + 1) for v in list(value)[:1000]]
+        return [plain(v, depth + 1) for v in list(cast("Iterable[Any]", value))[:1000]]
     if is_tensor(value):
         return "<Tensor>"
     if isinstance(value, numbers.Integral):
@@ -99,7 +100,7 @@ def plain(value: object, depth: int = 0) -> Any:
     if isinstance(value, numbers.Real):
         return plain(float(value))
     if isinstance(value, os.PathLike):
-        return plain(os.fsdecode(value))
+        return plain(os.fsdecode(cast("os.PathLike[str]", value)))
     return f"<{type(value).__name__}>"
 
 
@@ -109,7 +110,7 @@ def to_json(payload: dict[str, Any]) -> bytes:
     if len(data) <= MAX_PAYLOAD:
         return data
     short = {k: v for k, v in payload.items() if k != "a"}
-    kept = {"truncated": True}
+    kept: dict[str, Any] = {"truncated": True}
     step = payload.get("a", {}).get("step")
     if isinstance(step, int):
         kept["step"] = step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -257,4 +256,4 @@ def test_close_returns_soon_when_no_collector_answers(box, monkeypatch):
     begin = time.monotonic()
     badput.close(timeout=60)
     assert time.monotonic() - begin < 5.5
-    assert os.listdir(box.folder / "lonely") != []
+    assert list((box.folder / "lonely").iterdir()) != []

@@ -35,7 +35,8 @@ def facts(process_id=7, run="/nowhere"):
         "anchor_wall_ns": 1000,
         "start_ticks": 0,
         "process": {
-            "process_id": process_id, "role": "rank", "rank": 0, "pid": 1, "start_ns": 5, "init_ns": 6,
+            "process_id": process_id, "role": "rank", "rank": 0, "pid": 1,
+            "start_ns": 5, "init_ns": 6,
         },
         "run_row": {"process_id": process_id, "time_ns": 6, "source": "probe"},
     }  # fmt: skip

@@ -141,7 +141,7 @@ with badput.span("eval"):
         ("\nwith badput.step(): pass\nwith badput.step(), badput.span('wait_gradient'): die()",
          "wait_gradient", 2),
         ("\nwith badput.step(): pass\ndie()", "loop", 1),
-        ("\nwith badput.step(): pass\nwith badput.span('save', step=1, path='x'): die()", "save", 1),
+        ("\nwith badput.step(): pass\nwith badput.span('save', step=1): die()", "save", 1),
         ("\nwith badput.step(): pass\nfor _ in badput.data(dying()): pass", "data", 1),
     ],
 )  # fmt: skip
