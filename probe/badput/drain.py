@@ -61,6 +61,7 @@ class Drain:
         self.run: str = self.facts["run"]
         self.process_id = self.reader.process_id
         self._prepared = 0
+        self._announced = False
         self.written: list[Path] = []
         """Parts written so far."""
 
@@ -82,6 +83,7 @@ class Drain:
 
     def drain(self, writer_dead: bool = False) -> int:
         """Put all whole records into Parquet; how many there were. Raises OSError."""
+        self._announce()
         total = 0
         for _ in range(_ROUNDS):
             position = self.position.copy()
@@ -100,10 +102,15 @@ class Drain:
             total += batch.count
         return total
 
+    def _announce(self) -> None:
+        """Write who the process is, before and whether or not it records anything."""
+        if self.position.seq == 0 and not self._announced:
+            self._write_rows(f"{self.process_id:016x}-{0:012d}", first_rows(self.facts))
+            self._announced = True
+
     def _write(self, batch: Batch, position: Position) -> None:
         name = f"{self.process_id:016x}-{batch.first_seq:012d}"
-        rows: Rows = first_rows(self.facts) if batch.first_seq == 0 else {}
-        rows.update(rare_rows(batch, position, self.facts))
+        rows = rare_rows(batch, position, self.facts)
         if batch.steps:
             table = steps_table(batch, self.facts, position.names)
             self.written.append(write_part(self.run, "steps", name, table))
@@ -141,8 +148,7 @@ class Drain:
         end = dict(position.end)
         time_ns = end.pop("time_ns")
         rows: Rows = {"spans": [], "checkpoints": [], "events": []}
-        if position.seq == 0:
-            rows.update(first_rows(self.facts))
+        self._announce()
         key = {"process_id": self.process_id, "rank": self.facts["process"].get("rank")}
         for seq, payload in position.open.items():
             add_span(rows, {**key, "seq": int(seq)}, payload, Clock(self.facts))
