@@ -39,14 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] in ("-V", "--version"):
         print(f"badput {__version__}")
         return 0
-    name = args[0]
-    if name not in COMMANDS:
-        print(f"badput: no command {name!r}; `badput --help` lists them.", file=sys.stderr)
-        return 2
+    return _run(args[0], args[1:])
+
+
+def _run(name: str, args: Sequence[str]) -> int:
+    """Run the command ``name``; what a user did wrong is a sentence, never a traceback."""
     try:
-        return _load(name)(args[1:])
-    except _MissingExtraError as missing:
-        print(f"badput: {missing}", file=sys.stderr)
+        return _load(name)(args)
+    except _UsageError as problem:
+        print(f"badput: {problem}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of our output went away (`badput report RUN | head`): not our failure.
@@ -56,12 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-class _MissingExtraError(Exception):
-    """A command needs a package that the light install does not have."""
+class _UsageError(Exception):
+    """An unknown command, or one that needs a package that the light install does not have."""
 
 
 def _load(name: str) -> Callable[[Sequence[str]], int]:
-    """The function behind a command; raises _MissingExtraError if its extra is absent."""
+    """The function behind a command; raises _UsageError if there is none or its extra is absent."""
+    if name not in COMMANDS:
+        raise _UsageError(f"no command {name!r}; `badput --help` lists them.")
     extra = COMMANDS[name][0]
     if extra is None:
         from badput.collect import main as collect_main
@@ -74,11 +77,11 @@ def _load(name: str) -> Callable[[Sequence[str]], int]:
             package = (error.name or "").partition(".")[0]
             if package.startswith("badput"):
                 raise
-            raise _MissingExtraError(
+            raise _UsageError(
                 f"`badput {name}` needs the package {package!r}; "
                 f"install it with: pip install 'badput[{extra}]'"
             ) from error
-    raise _MissingExtraError(f"`badput {name}` is not installed; try: pip install 'badput[{extra}]'")
+    raise _UsageError(f"`badput {name}` is not installed; try: pip install 'badput[{extra}]'")
 
 
 def _usage() -> str:
@@ -91,7 +94,10 @@ def _usage() -> str:
         "commands:",
     ]
     lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
-    lines += ["", "`badput COMMAND --help` explains each. Exit codes: 0 fine, 1 the check failed, 2 bad"]
+    lines += [
+        "",
+        "`badput COMMAND --help` explains each. Exit codes: 0 fine, 1 the check failed, 2 bad",
+    ]
     lines += ["usage or input."]
     return "\n".join(lines)
 
