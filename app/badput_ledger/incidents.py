@@ -115,7 +115,7 @@ def _ended(books: Books, session: Session, following: Session | None) -> dict[st
 def _first_failure(books: Books, session: Session) -> dict[str, Any] | None:
     rows = books.rows(
         "SELECT * FROM events WHERE kind = 'failure' AND list_contains(?, process_id) "
-        "ORDER BY time_ns, seq LIMIT 1",
+        "ORDER BY time_ns, process_id, seq LIMIT 1",
         [_ids(session)],
     )
     return rows[0] if rows else None
@@ -144,7 +144,7 @@ def _evidence(
         exits = books.rows(
             "SELECT process_id, seq FROM events WHERE kind = 'exit' "
             "AND TRY_CAST(json_extract_string(attrs, '$.pid') AS BIGINT) = ? "
-            "ORDER BY time_ns LIMIT 1",
+            "ORDER BY time_ns, process_id, seq LIMIT 1",
             [culprit.pid],
         )
         found += [_row(e) for e in exits]
@@ -167,7 +167,7 @@ def _row(event: dict[str, Any]) -> dict[str, Any]:
 def _hangs(books: Books, session: Session) -> list[dict[str, Any]]:
     return books.rows(
         "SELECT * FROM events WHERE kind = 'hang' AND list_contains(?, process_id) "
-        "ORDER BY time_ns, seq",
+        "ORDER BY time_ns, process_id, seq",
         [_ids(session)],
     )
 

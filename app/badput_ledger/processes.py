@@ -153,7 +153,9 @@ def _process(row: dict[str, Any], sign: dict[str, Any] | None) -> Process:
 
 def _read_ends(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> None:
     """Take in `end` events: one a process, written when it was seen dead or closed."""
-    for row in store.rows(con, "SELECT * FROM events WHERE kind = 'end' ORDER BY time_ns, seq"):
+    for row in store.rows(
+        con, "SELECT * FROM events WHERE kind = 'end' ORDER BY time_ns, process_id, seq"
+    ):
         process = found.get(int(row["process_id"]))
         if process is None:
             continue
@@ -176,7 +178,9 @@ def _read_ends(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> Non
 
 def _read_exits(con: duckdb.DuckDBPyConnection, ordered: list[Process]) -> None:
     """Take in a launcher's `exit` events: the best witness of how a rank ended."""
-    for row in store.rows(con, "SELECT * FROM events WHERE kind = 'exit' ORDER BY time_ns, seq"):
+    for row in store.rows(
+        con, "SELECT * FROM events WHERE kind = 'exit' ORDER BY time_ns, process_id, seq"
+    ):
         said = attrs_of(row["attrs"])
         rank, pid, time = _int(said.get("rank")), _int(said.get("pid")), int(row["time_ns"])
         lived = [p for p in ordered if p.role == "rank" and p.rank == rank and p.start_ns <= time]

@@ -186,7 +186,7 @@ def _checkpoints(books: Books) -> list[dict[str, Any]]:
             "paths": sorted(r["paths"] or []),
             "ranks": r["ranks"],
         }
-        for r in books.rows("FROM saves ORDER BY start_ns, step")
+        for r in books.rows("FROM saves ORDER BY start_ns, step, session")
     ]
     loads = [
         {
@@ -204,7 +204,7 @@ def _checkpoints(books: Books) -> list[dict[str, Any]]:
             "sum(c.bytes)::BIGINT AS bytes, count(DISTINCT m.rank) AS ranks, "
             "list(DISTINCT c.path) FILTER (WHERE c.path IS NOT NULL) AS paths "
             "FROM checkpoints c JOIN members m USING (process_id) WHERE c.op = 'load' "
-            "GROUP BY m.session, c.step ORDER BY start_ns"
+            "GROUP BY m.session, c.step ORDER BY start_ns, c.step, m.session"
         )
     ]
     return sorted(saves + loads, key=lambda c: str(c["start"]))

@@ -226,7 +226,8 @@ def test_the_runs_own_price_is_used_and_a_given_one_wins(make: Any) -> None:
 
 KEYS = [
     "schema", "run", "total_gpu_seconds", "total_gpu_ns", "leaves", "kept_time", "goodput",
-    "at_peak", "steps", "tokens", "sessions", "pipeline", "learning", "checkpoints", "incidents", "cost",
+    "at_peak", "steps", "tokens", "sessions", "pipeline", "learning", "checkpoints", "incidents",
+    "cost",
     "definitions", "verdict", "quality", "units",
 ]  # fmt: skip
 

@@ -581,3 +581,19 @@ def test_a_rollback_with_no_step_after_it_takes_the_last_steps_back(make: Any) -
     report = books_of(make.write())
     assert seconds(report) == {"H.productive": 25, "D.rewind": 5}
     assert report["steps"]["last"] == 25
+
+
+def test_overbooked_steps_before_a_crash_do_not_turn_the_ending_around(make: Any) -> None:
+    pid = make.process(0)
+    at = make.steps(pid, 1, 5, 0, 1.0, comm_ns=3)
+    make.span(pid, "save", at, 4)
+    make.end(pid, at + 6, reason="killed")
+    assert seconds(books_of(make.write())) == {"U.unaccounted": 5, "E.save": 4, "B.hang": 2}
+
+
+def test_a_span_after_a_first_step_of_no_length_is_in_the_loop(make: Any) -> None:
+    pid = make.process(0)
+    make.step(pid, 1, 0, 0.0)
+    make.span(pid, "save", 1, 1)
+    make.end(pid, 2)
+    assert seconds(books_of(make.write())) == {"U.unaccounted": 1, "E.save": 1}

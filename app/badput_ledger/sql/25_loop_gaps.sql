@@ -2,7 +2,7 @@
 WITH gaps AS (
     SELECT l.session, l.rank, l.before_ns AS start_ns, l.start_ns AS stop_ns
     FROM line l JOIN rank_steps k USING (session, rank)
-    WHERE NOT l.is_step AND l.start_ns > l.before_ns AND l.before_ns > k.first_start_ns
+    WHERE NOT l.is_step AND l.start_ns > l.before_ns AND l.before_ns >= k.first_start_ns
 ),
 waits AS (
     SELECT g.*, s.process_id, s.seq, coalesce(s.pre_data_ns, 0) AS pre_data_ns

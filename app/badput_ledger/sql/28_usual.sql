@@ -13,7 +13,8 @@ pooled AS (
     FROM step_medians m JOIN own o USING (session) WHERE m.usable GROUP BY o.world_size, o.batch
 ),
 chosen AS (
-    SELECT o.*, CASE WHEN o.n >= 20 THEN o.b_ns WHEN p.n >= 20 THEN p.b_ns END AS usual_ns
+    SELECT o.*, CASE WHEN o.n >= 20 AND o.b_ns > 0 THEN o.b_ns
+                     WHEN p.n >= 20 AND p.b_ns > 0 THEN p.b_ns END AS usual_ns
     FROM own o LEFT JOIN pooled p
       ON p.world_size = o.world_size AND p.batch IS NOT DISTINCT FROM o.batch
 )

@@ -19,6 +19,7 @@ pooled AS (
     FROM obs GROUP BY ALL
 )
 SELECT o.session, o.stage,
-       CASE WHEN o.n >= 20 THEN o.plain_ns WHEN p.n >= 20 THEN p.plain_ns END AS b_ns
+       CASE WHEN o.n >= 20 AND o.plain_ns > 0 THEN o.plain_ns
+            WHEN p.n >= 20 AND p.plain_ns > 0 THEN p.plain_ns END AS b_ns
 FROM own o LEFT JOIN pooled p ON p.world_size = o.world_size AND p.stage = o.stage
      AND p.batch IS NOT DISTINCT FROM o.batch

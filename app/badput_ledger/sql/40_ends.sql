@@ -15,6 +15,6 @@ known AS (
     LEFT JOIN rank_steps k USING (session, rank) LEFT JOIN usual u USING (session)
 )
 SELECT *, CASE WHEN completed OR NOT end_known OR NOT stepped THEN from_ns
-               ELSE least(noticed_ns, greatest(from_ns + coalesce(usual_ns, 0),
+               ELSE least(noticed_ns, greatest(from_ns + greatest(coalesce(usual_ns, 0), 0),
                           least(coalesce(last_sign_ns, from_ns), noticed_ns))) END AS partial_ns
 FROM known
