@@ -153,7 +153,7 @@ def _evidence(
 
 def _lines(books: Books, session: Session, claims: tuple[str, ...]) -> list[dict[str, Any]]:
     return books.rows(
-        "SELECT file, line, any_value(text) AS text FROM evidence WHERE list_contains(?, claim) "
+        "SELECT file, line, min(text) AS text FROM evidence WHERE list_contains(?, claim) "
         "AND list_contains(?, process_id) GROUP BY file, line ORDER BY file, line LIMIT 8",
         [list(claims), _ids(session)],
     )
