@@ -9,13 +9,34 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from badput_ledger.sources.text import excerpt
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 NAN = math.nan
 SECOND = 1_000_000_000
+MOST_ATTEMPTS = 100_000
+"""More starts than this in one log are no training: a bound on memory."""
+MOST_RUNS = 10_000
+MOST_GPUS = 1 << 18
+LARGEST = 1 << 53
+"""Numbers from a log are below this, or they are damage."""
+
+
+class BadLogError(Exception):
+    """Bad input; the message is one sentence for the user."""
+
+
+def reason(error: OSError) -> str:
+    """What the system says about ``error``, to stand after a name."""
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +81,42 @@ class Unread:
     what: str
 
 
+def _ints() -> array[int]:
+    return array("q")
+
+
+def _floats() -> array[float]:
+    return array("d")
+
+
 @dataclass(slots=True)
 class Steps:
     """Step rows as columns, so that millions of them fit in memory.
 
     ``rate`` is the printed throughput of the whole job in tokens/s (NaN if none) and
-    ``rate_ns`` the time that it was taken over. -1 in ``overhead``, ``save`` and ``eval``
-    means that nothing was seen in the step.
+    ``rate_ns`` the time that it was taken over. ``overhead``, ``save`` and ``eval`` have an
+    entry only for rows (by index) in which something was seen.
     """
 
-    step: array[int] = field(default_factory=lambda: array("q"))
-    count: array[int] = field(default_factory=lambda: array("q"))
-    start: array[int] = field(default_factory=lambda: array("q"))
-    dur: array[int] = field(default_factory=lambda: array("q"))
-    line: array[int] = field(default_factory=lambda: array("q"))
-    rate_ns: array[int] = field(default_factory=lambda: array("q"))
-    overhead: array[int] = field(default_factory=lambda: array("q"))
-    save: array[int] = field(default_factory=lambda: array("q"))
-    eval: array[int] = field(default_factory=lambda: array("q"))
-    rate: array[float] = field(default_factory=lambda: array("d"))
-    loss: array[float] = field(default_factory=lambda: array("d"))
-    grad_norm: array[float] = field(default_factory=lambda: array("d"))
+    step: array[int] = field(default_factory=_ints)
+    count: array[int] = field(default_factory=_ints)
+    start: array[int] = field(default_factory=_ints)
+    dur: array[int] = field(default_factory=_ints)
+    rate_ns: array[int] = field(default_factory=_ints)
+    rate: array[float] = field(default_factory=_floats)
+    loss: array[float] = field(default_factory=_floats)
+    grad_norm: array[float] = field(default_factory=_floats)
+    overhead: dict[int, int] = field(default_factory=dict[int, int])
+    save: dict[int, int] = field(default_factory=dict[int, int])
+    eval: dict[int, int] = field(default_factory=dict[int, int])
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def has(self, step: int, time: int) -> bool:
+        """True if there is a row for ``step`` that ended at ``time``."""
+        at = bisect_left(self.step, step)
+        return at < len(self) and self.step[at] == step and self.start[at] + self.dur[at] == time
 
 
 @dataclass(slots=True)
@@ -142,6 +175,8 @@ class Attempt:
     start: int
     mark: Mark
     job: Job
+    stream: str = ""
+    """The log (one file, or several that are parts of one) in which it was seen."""
     number: int | None = None
     rank: int = 0
     world_size: int | None = None
@@ -178,8 +213,28 @@ class Run:
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     home: str | None = None
     notes: list[str] = field(default_factory=list[str])
-    elsewhere: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """When another run of the same logs was running."""
+    others: list[Lives] = field(default_factory=list["Lives"])
+    """When the runs of each of its logs, this one and others, were running."""
+
+
+class Lives:
+    """Intervals in which the runs of one set of logs were running."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        found = [(a.start, a.last, id(r)) for r in runs for a in r.attempts]
+        found.sort()
+        self._lives = found
+        self._ends = list(accumulate((last for _, last, _ in found), max))
+
+    def another(self, run: Run, start: int, end: int) -> bool:
+        """True if a run other than ``run`` was running at some time in ``start``..``end``."""
+        at = bisect_left(self._lives, (end,)) - 1
+        while at >= 0 and self._ends[at] > start:
+            _, last, owner = self._lives[at]
+            if last > start and owner != id(run):
+                return True
+            at -= 1
+        return False
 
 
 @dataclass(slots=True)
@@ -188,72 +243,10 @@ class Parsed:
 
     runs: list[Run]
     unread: list[Unread]
+    refused: list[str] = field(default_factory=list[str])
+    """One sentence for each file that could not be read, in whole or in part."""
 
 
 def inside(path: str, folder: str) -> bool:
     """True if ``path`` lies in ``folder`` (or below)."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def split_runs(attempts: list[Attempt], fallback: str) -> list[Run]:
-    """Attempts in their order, divided into runs.
-
-    The same output folder is the same run, with one exception: an attempt that begins at
-    step 1 without loading from its own checkpoints starts a new run if an earlier attempt
-    had completed or the settings differ, since nothing of the earlier steps is in its
-    model. Attempts that never trained go with the next attempt of their job that did.
-    ``fallback`` names runs whose folder is not known.
-    """
-    runs: list[Run] = []
-    newest: dict[str | None, Run] = {}
-    for index, attempt in enumerate(attempts):
-        run = newest.get(attempt.home)
-        if run is None and attempt.home is None and runs:
-            run = runs[-1]  # it died before it said where it writes
-        if run is None or _begins_anew(run, _deciding(attempts, index)):
-            run = Run(_name(attempt.home, fallback, runs), home=attempt.home)
-            runs.append(run)
-            newest[attempt.home] = run
-        run.attempts.append(attempt)
-    for run in runs:
-        run.elsewhere = [(a.start, a.last) for r in runs if r is not run for a in r.attempts]
-    return runs
-
-
-def _deciding(attempts: list[Attempt], index: int) -> Attempt:
-    """The attempt whose start decides about attempt ``index``: the next one that trained."""
-    attempt = attempts[index]
-    for later in attempts[index:]:
-        if later.job is not attempt.job or later.home != attempt.home:
-            break
-        if later.first_step is not None or later.loaded is not None:
-            return later
-    return attempt
-
-
-def _begins_anew(run: Run, attempt: Attempt) -> bool:
-    if attempt.first_step != 1:
-        return False
-    loaded, folder = attempt.loaded, attempt.folder
-    if loaded is not None and folder is not None and inside(loaded, folder):
-        return False
-    before = [a for a in run.attempts if len(a.steps)]
-    if not before or (before[-1].job is attempt.job and attempt.job.dated):
-        return False
-    return any(a.completed for a in before) or _settings(before[-1]) != _settings(attempt)
-
-
-def _settings(attempt: Attempt) -> dict[str, Any]:
-    keys = ("steps", "global_batch", "local_batch", "seq_len", "mesh")
-    return {key: attempt.config.get(key) for key in keys}
-
-
-def _name(home: str | None, fallback: str, runs: list[Run]) -> str:
-    """The last part of the output folder; a second run of that name gets a number."""
-    parts = [p for p in (home or "").split("/") if p]
-    base = name = parts[-1] if parts else fallback
-    count = 1
-    while any(run.name == name for run in runs):
-        count += 1
-        name = f"{base} ({count})"
-    return name

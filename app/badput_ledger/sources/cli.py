@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from badput_ledger.sources import FORMATS
-from badput_ledger.sources.attempts import Options, Unread
+from badput_ledger.sources.attempts import LARGEST, MOST_GPUS, BadLogError, Options, Unread, reason
 from badput_ledger.sources.facts import Written, write_run
-from badput_ledger.sources.text import TextLog, excerpt, is_binary
+from badput_ledger.sources.inputs import find_logs, out_folder
+from badput_ledger.sources.text import TextLog, excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SUFFIXES = (".log", ".txt", ".out", ".err", ".gz")
 _DESCRIPTION = """\
 Reads the logs that a training run left and writes one run folder for each run it finds
 in them. Several files given together are ordered by time and may be parts of one run.
@@ -30,41 +29,63 @@ examples:
 then: badput report runs/NAME"""
 
 
-class BadLogError(Exception):
-    """Bad input; the message is one sentence for the user."""
+@dataclass
+class _Result:
+    """What one import did."""
+
+    runs: list[tuple[str, Written]] = field(default_factory=list[tuple[str, Written]])
+    unread: list[Unread] = field(default_factory=list[Unread])
+    errors: list[str] = field(default_factory=list[str])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``badput import`` and return its exit code: 0 fine, 2 bad usage or input."""
-    args = _parser().parse_args(argv)
+    """Run ``badput import`` and return its exit code: 0 all was read, 2 something was not."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        out = _out_folder(Path(args.out))
-        logs, problems = _logs(args.logs, args.format)
+        args = _parser().parse_args(words)
+    except SystemExit as stop:
+        if stop.code == 2 and "--json" in words:  # whoever reads the output gets what it expects
+            _print(_Result(errors=["bad usage"]), as_json=True)
+        raise
+    result = _Result()
+    progress = _Progress()
+    try:
+        _import(args, result, progress)
     except BadLogError as error:
-        print(f"badput import: {error}", file=sys.stderr)
-        return 2
-    for problem in problems:
-        print(f"badput import: {problem}", file=sys.stderr)
-    options = Options(args.gpus, args.gpu_type, args.tokens_per_step, args.price, args.name)
-    runs: list[tuple[str, Written]] = []
-    unread: list[Unread] = []
-    failed = bool(problems)
-    progress = _Progress(logs) if sys.stderr.isatty() else None
-    for name, group in _by_format(logs).items():
+        result.errors.append(str(error))
+    progress.close()
+    for sentence in result.errors:
+        print(f"badput import: {sentence}", file=sys.stderr)
+    _print(result, as_json=args.json)
+    return 2 if result.errors else 0
+
+
+def _import(args: argparse.Namespace, result: _Result, progress: _Progress) -> None:
+    """Read and write everything that can be. Raises BadLogError if nothing can."""
+    out = out_folder(args.out)
+    logs, result.errors[:] = find_logs(args.logs, args.format)
+    if sys.stderr.isatty():
+        progress.watch(logs)
+    name = None if args.name is None else excerpt(args.name, 200)
+    gpu_type = None if args.gpu_type is None else excerpt(args.gpu_type, 100)
+    options = Options(args.gpus, gpu_type, args.tokens_per_step, args.price, name)
+    for form, group in _by_format(logs).items():
         try:
-            parsed = FORMATS[name].parse(group, options)
-            unread += parsed.unread
-            if not parsed.runs:
-                failed = True
-                _say(progress, f"no run found in {_names(group)}, read as {name}")
-            runs += [(name, write_run(run, name, out, options)) for run in parsed.runs]
-        except OSError as error:
-            failed = True
-            _say(progress, f"{error.filename or _names(group)}: {_reason(error)}")
-    if progress is not None:
-        progress.close()
-    _print(runs, unread, as_json=args.json)
-    return 2 if failed else 0
+            parsed = FORMATS[form].parse(group, options)
+        except BadLogError as error:
+            result.errors.append(str(error))
+            continue
+        result.unread += parsed.unread
+        result.errors += parsed.refused
+        if not parsed.runs and not parsed.refused:
+            names = ", ".join(log.name for log in group)
+            result.errors.append(f"no run found in {names}, read as {form}")
+        for run in parsed.runs:
+            try:
+                result.runs.append((form, write_run(run, form, out, options)))
+            except OSError as error:
+                where = excerpt(str(error.filename or args.out), 4096)
+                result.errors.append(f"{where}: {reason(error)}; run {run.name} was not written")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="where run folders go")
     parser.add_argument("--format", choices=sorted(FORMATS), help="do not guess the format")
-    parser.add_argument("--gpus", type=_count, metavar="N", help="GPUs, if the log does not say")
+    parser.add_argument("--gpus", type=_gpus, metavar="N", help="GPUs, if the log does not say")
     parser.add_argument("--gpu-type", metavar="T", help="GPU name, if the log does not say")
     parser.add_argument(
         "--tokens-per-step", type=_count, metavar="N", help="tokens of a step over all GPUs"
@@ -95,8 +116,15 @@ def _count(text: str) -> int:
         value = int(text)
     except ValueError:
         value = 0
-    if not 0 < value < 1 << 53:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    if not 0 < value < LARGEST:
+        raise argparse.ArgumentTypeError(f"{excerpt(text, 40)!r} is no whole number above 0")
+    return value
+
+
+def _gpus(text: str) -> int:
+    value = _count(text)
+    if value > MOST_GPUS:
+        raise argparse.ArgumentTypeError(f"{value} GPUs are more than {MOST_GPUS}")
     return value
 
 
@@ -110,92 +138,6 @@ def _price(text: str) -> float:
     return value
 
 
-def _out_folder(out: Path) -> Path:
-    """``out``, made if absent. Raises BadLogError if nothing can be written there."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise BadLogError(
-            f"{out}: is a file, or lies below one; -o needs a folder for the run folders"
-        ) from None
-    except OSError as error:
-        raise BadLogError(f"{out}: {_reason(error)}; give another folder with -o") from None
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise BadLogError(f"{out}: no permission to write there; give another folder with -o")
-    return out
-
-
-def _logs(names: Sequence[str], wanted: str | None) -> tuple[list[tuple[str, TextLog]], list[str]]:
-    """(format, log) for every readable log, and one sentence for each that is not.
-
-    Raises BadLogError if nothing at all can be imported.
-    """
-    logs: list[tuple[str, TextLog]] = []
-    problems: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    for name in names:
-        try:
-            for log in _expand(Path(name)):
-                status = log.path.stat()
-                if (status.st_dev, status.st_ino) in seen:
-                    continue  # the same file twice would be a run trained twice
-                seen.add((status.st_dev, status.st_ino))
-                logs.append((wanted or _format_of(log), log))
-        except BadLogError as error:
-            problems.append(str(error))
-        except OSError as error:
-            problems.append(f"{error.filename or name}: {_reason(error)}")
-    if not logs:
-        raise BadLogError("; ".join(problems))
-    return logs, problems
-
-
-def _expand(path: Path) -> list[TextLog]:
-    """The log files that ``path`` names: itself, or those of a folder that some format knows."""
-    if not path.exists():
-        raise BadLogError(f"{path}: no such file or folder")
-    if path.is_file():
-        if path.stat().st_size == 0:
-            raise BadLogError(f"{path}: the file is empty")
-        return [TextLog(path)]
-    if not path.is_dir():
-        raise BadLogError(f"{path}: not a regular file; save the log to a file first")
-    files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in _SUFFIXES)
-    found = [log for log in map(TextLog, files) if _best(log.head())[1] > 0]
-    if not found:
-        known = ", ".join(FORMATS)
-        raise BadLogError(
-            f"{path}: none of its {len(files)} log files ({', '.join(_SUFFIXES)}) "
-            f"is of a known format ({known})"
-        )
-    return found
-
-
-def _best(head: bytes) -> tuple[str, float]:
-    scores = {name: form.sniff(head) for name, form in FORMATS.items()}
-    name = max(scores, key=lambda n: scores[n])
-    return name, scores[name]
-
-
-def _format_of(log: TextLog) -> str:
-    """The format that fits best. Raises BadLogError if none does, saying what was seen."""
-    head = log.head()
-    name, score = _best(head)
-    if score > 0:
-        return name
-    known = ", ".join(FORMATS)
-    if not head:
-        raise BadLogError(f"{log.path}: nothing in it, or its compressed data are damaged")
-    if is_binary(head):
-        raise BadLogError(f"{log.path}: this is binary data, no text log (formats: {known})")
-    lines = [line for line in head.split(b"\n") if line.strip()]
-    sample = excerpt(log.clean(lines[len(lines) // 2][:400]).strip(), 100) if lines else ""
-    raise BadLogError(
-        f"{log.path}: 0 of its first {len(lines)} lines are of a known format ({known}); "
-        f"a line in it: {sample!r}; --format NAME insists"
-    )
-
-
 def _by_format(logs: Sequence[tuple[str, TextLog]]) -> dict[str, list[TextLog]]:
     groups: dict[str, list[TextLog]] = {}
     for name, log in logs:
@@ -203,21 +145,15 @@ def _by_format(logs: Sequence[tuple[str, TextLog]]) -> dict[str, list[TextLog]]:
     return groups
 
 
-def _names(logs: Sequence[TextLog]) -> str:
-    return ", ".join(log.name for log in logs)
-
-
-def _reason(error: OSError) -> str:
-    text = error.strerror or str(error)
-    return text[:1].lower() + text[1:]
-
-
 class _Progress:
     """Megabytes read, on one line of the terminal."""
 
-    def __init__(self, logs: Sequence[tuple[str, TextLog]]) -> None:
+    def __init__(self) -> None:
         self.done = 0
         self.shown = 0
+
+    def watch(self, logs: Sequence[tuple[str, TextLog]]) -> None:
+        """Count what is read of ``logs``."""
         for _, log in logs:
             log.on_bytes = self.more
 
@@ -234,29 +170,27 @@ class _Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _say(progress: _Progress | None, sentence: str) -> None:
-    if progress is not None:
-        progress.close()
-    print(f"badput import: {sentence}", file=sys.stderr)
-
-
-def _print(runs: list[tuple[str, Written]], unread: list[Unread], *, as_json: bool) -> None:
+def _print(result: _Result, *, as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps(
-                {"runs": [_as_json(f, w) for f, w in runs], "unread": [_unread(u) for u in unread]}
-            )
-        )
+        reply = {
+            "runs": [_as_json(form, run) for form, run in result.runs],
+            "unread": [_unread(item) for item in result.unread],
+            "errors": result.errors,
+        }
+        print(json.dumps(reply))
         return
-    for name, run in runs:
+    for form, run in result.runs:
         gpu = f"{run.gpus} x {run.gpu_type or 'GPU of unknown type'}"
-        print(f"{run.name}: {name}, {run.sessions} sessions, {run.steps} steps, {gpu}")
-        for file, line, text in run.restarts:
+        name = excerpt(run.name, 200)
+        print(f"{name}: {form}, {run.sessions} sessions, {run.steps} steps, {gpu}")
+        for file, line, text in run.restarts[:20]:
             print(f"  restart {file}:{line}  {excerpt(text, 80)}")
+        if len(run.restarts) > 20:
+            print(f"  and {len(run.restarts) - 20} more restarts")
         for note in run.notes:
             print(f"  note: {note}")
-        print(f"  next: badput report {run.path}")
-    for item in unread:
+        print(f"  next: badput report {excerpt(str(run.path), 4096)}")
+    for item in result.unread:
         where = f"{item.file}:{item.line}" if item.line is not None else item.file
         print(f"unread: {where}: {item.what}")
 

@@ -24,25 +24,31 @@ _ISO = re.compile(
     r"\[(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)?\] ?(.*)"
 )
 
-_days: dict[str, int] = {}
+_YEARS = range(1990, 2200)
+"""Years that a log may be of: others are damage, and would not fit into 64 bits."""
+_minutes: dict[str, int] = {}
 
 
 def stamp(text: str) -> int | None:
     """``YYYY-MM-DD[ _T]hh:mm:ss[,.]fff...`` as nanoseconds; None if that is no date."""
-    day = text[:10]
-    midnight = _days.get(day)
+    minute = text[:16]
+    begin = _minutes.get(minute)
     try:
-        if midnight is None:
-            parsed = datetime(int(day[:4]), int(day[5:7]), int(day[8:10]), tzinfo=UTC)
-            midnight = int(parsed.timestamp()) * 1_000_000_000
-            if len(_days) < 10_000:
-                _days[day] = midnight
-        seconds = int(text[11:13]) * 3600 + int(text[14:16]) * 60 + int(text[17:19])
-        fraction = text[20:29]
+        if begin is None:
+            fields = (minute[:4], minute[5:7], minute[8:10], minute[11:13], minute[14:16])
+            begin = _seconds(*map(int, fields), 0)
+            if begin is None:
+                return None
+            if len(_minutes) > 10_000:
+                _minutes.clear()
+            _minutes[minute] = begin
+        second, fraction = int(text[17:19]), text[20:29]
         nanos = int(fraction.ljust(9, "0")) if fraction else 0
     except ValueError:
         return None
-    return midnight + seconds * 1_000_000_000 + nanos
+    if not (0 <= second <= 60 and nanos >= 0):
+        return None
+    return begin + second * 1_000_000_000 + nanos
 
 
 def bracketed(line: str) -> tuple[int, str] | None:
@@ -82,9 +88,11 @@ def yearless(month: int, day: int, clock: str, near: int) -> int | None:
     return best
 
 
-def _seconds(year: int, month: int, day: int, *clock: int) -> int | None:
-    """A time as nanoseconds; None if there is no such time."""
-    hour, minute, second = clock
+def _seconds(*fields: int) -> int | None:
+    """Year, month, day, hour, minute and second as nanoseconds; None if there is no such time."""
+    if fields[0] not in _YEARS:
+        return None
+    year, month, day, hour, minute, second = fields
     try:
         time = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:

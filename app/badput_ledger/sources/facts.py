@@ -9,21 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
-import shutil
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from badput import __version__
 from badput.parts import TMP, write_rows
+from badput_ledger.sources.held import allocations
+from badput_ledger.sources.place import building
 from badput_ledger.sources.tokens import Tokens, row_tokens, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from badput_ledger.sources.attempts import Attempt, Event, Job, Options, Run
+    from badput_ledger.sources.attempts import Attempt, Event, Options, Run
 
 Row = dict[str, Any]
 CHUNK = 100_000
@@ -51,32 +52,24 @@ class Written:
 def write_run(run: Run, source: str, folder: Path, options: Options) -> Written:
     """Write ``run`` below ``folder`` and return what was written.
 
-    The folder is built beside its place and renamed into it; an older import of the same
-    run is replaced. Raises OSError; then the older one is still there.
+    The folder is built beside its place and put there in one move; an older import of the
+    same run is replaced. Raises OSError; then the older one is still there.
     """
     world, notes = _worlds(run, options)
-    ids = [_process_id(run, a) for a in run.attempts]
+    ids = _process_ids(run)
     run_id = f"{_slug(run.name)}-{ids[0] & 0xFFFFFFFF:08x}"
-    target = folder / run_id
-    build = folder / f".{run_id}.{os.getpid()}"
-    shutil.rmtree(build, ignore_errors=True)
-    build.mkdir(parents=True)
-    try:
-        tokens = _tokens(run, options)
-        for about in tokens:
-            if about.note and about.note not in notes:
-                notes.append(about.note)
-        row = _run_row(run, source, options, tokens=tokens, notes=notes + run.notes)
-        row["process_id"] = ids[0]
+    tokens = _tokens(run, options)
+    for about in tokens:
+        if about.note and about.note not in notes:
+            notes.append(about.note)
+    row = _run_row(run, source, options, tokens=tokens, notes=notes + run.notes)
+    row["process_id"] = ids[0]
+    with building(folder, run_id) as build:
         _write_tables(build, run, row, ids, tokens)
         (build / TMP).rmdir()
-        _swap(build, target)
-    except BaseException:
-        shutil.rmtree(build, ignore_errors=True)
-        raise
     last = max((a.steps.step[-1] for a in run.attempts if len(a.steps)), default=None)
     return Written(
-        path=target,
+        path=folder / run_id,
         id=run_id,
         name=run.name,
         sessions=len(run.attempts),
@@ -95,33 +88,22 @@ def write_run(run: Run, source: str, folder: Path, options: Options) -> Written:
     )
 
 
-def _swap(build: Path, target: Path) -> None:
-    """Put ``build`` at ``target``. A folder cannot be replaced in one call, so the old one
-    steps aside first and comes back if the second rename fails."""
-    aside = target.with_name(f".{target.name}.old")
-    if not target.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        build.rename(target)
-        return
-    shutil.rmtree(aside, ignore_errors=True)
-    target.rename(aside)
-    try:
-        build.rename(target)
-    except OSError:
-        aside.rename(target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def _slug(name: str) -> str:
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
     return slug[:80] or "run"
 
 
-def _process_id(run: Run, attempt: Attempt) -> int:
-    """The attempt's id: from what it is, not from where the file lies."""
-    text = f"{run.home}|{attempt.start}|{attempt.mark.line}|{attempt.mark.text}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 or 1
+def _process_ids(run: Run) -> list[int]:
+    """An id for each attempt: from what it is, not from where the file lies."""
+    ids: dict[int, None] = {}
+    for attempt in run.attempts:
+        text = f"{run.home}|{attempt.start}|{attempt.mark.line}|{attempt.mark.text}"
+        pid = 0
+        while pid == 0 or pid in ids:  # two that nothing tells apart still are two
+            pid = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+            text += "|"
+        ids[pid] = None
+    return list(ids)
 
 
 def _worlds(run: Run, options: Options) -> tuple[int, list[str]]:
@@ -144,7 +126,7 @@ def _worlds(run: Run, options: Options) -> tuple[int, list[str]]:
         attempt.gpu_type = attempt.gpu_type or gpu_type
         wrapper = attempt.config.get("wrapper_last_step")
         last = attempt.steps.step[-1] if len(attempt.steps) else None
-        if wrapper is not None and last is not None and wrapper != last:
+        if wrapper is not None and last is not None and wrapper != last and len(notes) < 20:
             notes.append(f"the wrapper says last_step={wrapper}, the last step line says {last}")
     return known, notes
 
@@ -168,25 +150,38 @@ def _tokens(run: Run, options: Options) -> list[Tokens]:
 def _write_tables(build: Path, run: Run, about: Row, ids: list[int], tokens: list[Tokens]) -> None:
     stem = f"{ids[0]:016x}"
     write_rows(build, "runs", stem, [about])
-    write_rows(build, "allocations", stem, _allocations(run))
+    _write_parts(build, "allocations", stem, allocations(run))
     processes: list[Row] = []
     spans: list[Row] = []
     checkpoints: list[Row] = []
     events: list[Row] = []
     evidence: list[Row] = []
-    for attempt, pid, known in zip(run.attempts, ids, tokens, strict=True):
+    for attempt, pid in zip(run.attempts, ids, strict=True):
         processes.append(_process(attempt, run, pid))
         spans += _spans(attempt, pid)
         checkpoints += _checkpoints(attempt, pid)
         events += _events(attempt.events, attempt.rank, pid)
         evidence += _evidence(attempt, pid, "restart" if processes[:-1] else "start")
-        for first, rows in _steps(attempt, pid, known):
-            write_rows(build, "steps", f"{pid:016x}-{first:012d}", rows)
+    steps = (
+        row
+        for attempt, pid, known in zip(run.attempts, ids, tokens, strict=True)
+        for row in _steps(attempt, pid, known)
+    )
+    _write_parts(build, "steps", stem, steps)
     write_rows(build, "processes", stem, processes)
     write_rows(build, "spans", stem, spans)
     write_rows(build, "checkpoints", stem, checkpoints)
     write_rows(build, "events", stem, events)
     write_rows(build, "evidence", stem, evidence)
+
+
+def _write_parts(build: Path, table: str, stem: str, rows: Iterable[Row]) -> None:
+    """Write any number of rows in parts of ``CHUNK``."""
+    left = iter(rows)
+    first = 1
+    while chunk := list(islice(left, CHUNK)):
+        write_rows(build, table, f"{stem}-{first:012d}", chunk)
+        first += len(chunk)
 
 
 def _run_row(
@@ -195,7 +190,11 @@ def _run_row(
     first = run.attempts[0]
     about = next((t for t in tokens if t.per_step is not None), Tokens(None, "unknown"))
     counts = sorted(c for a in run.attempts for c in a.steps.count[1:])
-    config: Row = {k: v for k, v in first.config.items() if k != "wrapper_last_step"}
+    config: Row = {}
+    for attempt in run.attempts:  # the first one may have died before it told its settings
+        for key, value in attempt.config.items():
+            if key != "wrapper_last_step":
+                config.setdefault(key, value)
     config |= {
         "gpus": max(a.world_size or 1 for a in run.attempts),
         "gpu_type": next((a.gpu_type for a in run.attempts if a.gpu_type), None),
@@ -233,32 +232,29 @@ def _process(attempt: Attempt, run: Run, pid: int) -> Row:
     }
 
 
-def _steps(attempt: Attempt, pid: int, about: Tokens) -> Iterator[tuple[int, list[Row]]]:
+def _steps(attempt: Attempt, pid: int, about: Tokens) -> Iterator[Row]:
     rows = attempt.steps
-    measured = any(o >= 0 for o in rows.overhead)
-    for first in range(0, len(rows), CHUNK):
-        chunk: list[Row] = []
-        for i in range(first, min(first + CHUNK, len(rows))):
-            row: Row = {
-                "process_id": pid,
-                "seq": i + 1,
-                "rank": attempt.rank,
-                "step": rows.step[i],
-                "n_steps": rows.count[i],
-                "start_ns": rows.start[i],
-                "dur_ns": rows.dur[i],
-                "tokens": row_tokens(attempt, about, i),
-                "loss": _known(rows.loss[i]),
-                "grad_norm": _known(rows.grad_norm[i]),
-            }
-            if measured:
-                row["overhead_ns"] = max(rows.overhead[i], 0)
-            if rows.save[i] >= 0:
-                row["save_ns"] = rows.save[i]
-            if rows.eval[i] >= 0:
-                row["eval_ns"] = rows.eval[i]
-            chunk.append(row)
-        yield first + 1, chunk
+    measured = bool(rows.overhead)
+    for i in range(len(rows)):
+        row: Row = {
+            "process_id": pid,
+            "seq": i + 1,
+            "rank": attempt.rank,
+            "step": rows.step[i],
+            "n_steps": rows.count[i],
+            "start_ns": rows.start[i],
+            "dur_ns": rows.dur[i],
+            "tokens": row_tokens(attempt, about, i),
+            "loss": _known(rows.loss[i]),
+            "grad_norm": _known(rows.grad_norm[i]),
+        }
+        if measured:
+            row["overhead_ns"] = rows.overhead.get(i, 0)
+        if i in rows.save:
+            row["save_ns"] = rows.save[i]
+        if i in rows.eval:
+            row["eval_ns"] = rows.eval[i]
+        yield row
 
 
 def _known(value: float) -> float | None:
@@ -330,48 +326,3 @@ def _evidence(attempt: Attempt, pid: int, start: str) -> list[Row]:
         }
         for claim, step, mark in attempt.evidence
     ]
-
-
-def _allocations(run: Run) -> list[Row]:
-    """Intervals of each slot, where the log tells more than the processes' lives do.
-
-    Inside a job the GPUs are held all the time, restarts included. Between two jobs nobody
-    says who had them, unless the same logs show another run there. A single launch without
-    a wrapper's dates needs no rows: the books derive them.
-    """
-    jobs: list[tuple[Job, list[Attempt]]] = []
-    for attempt in run.attempts:
-        if not jobs or jobs[-1][0] is not attempt.job:
-            jobs.append((attempt.job, []))
-        jobs[-1][1].append(attempt)
-    if len(jobs) == 1 and not jobs[0][0].dated:
-        return []
-    intervals: list[tuple[int, int, str, str]] = []
-    for job, attempts in jobs:
-        start = min(job.start, attempts[0].start)
-        last = max(a.last for a in attempts)
-        end = max(last, job.end) if job.end is not None else last
-        if intervals and start > intervals[-1][1]:
-            intervals.append(_between(run, intervals[-1][1], start))
-        elif intervals:
-            start = intervals[-1][1]  # the next job began before the last one's end was seen
-        intervals.append((start, max(start, end), "yes", _why(job)))
-    slots = max(a.world_size or 1 for a in run.attempts)
-    return [
-        {"slot": slot, "start_ns": start, "end_ns": end, "held": held, "evidence": why}
-        for slot in range(slots)
-        for start, end, held, why in intervals
-    ]
-
-
-def _between(run: Run, start: int, end: int) -> tuple[int, int, str, str]:
-    if any(start < stop and begin < end for begin, stop in run.elsewhere):
-        return start, end, "no", "other runs of the same log ran in between"
-    return start, end, "unknown", "between two jobs of this run nothing says who held the GPUs"
-
-
-def _why(job: Job) -> str:
-    begin = f"{job.mark.file}:{job.mark.line}" if job.mark else "first sign"
-    if job.end_mark is None:
-        return f"from {begin} to the last sign of life"
-    return f"from {begin} to {job.end_mark.file}:{job.end_mark.line}"

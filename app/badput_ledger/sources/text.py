@@ -36,8 +36,11 @@ HEAD = 4 << 20
 """Bytes of the beginning that a format may look at to recognise itself."""
 
 _GZIP = b"\x1f\x8b"
-_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_CONTROL = re.compile(
+    # control characters, line separators, marks that turn the reading direction, half characters
+    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class TextLog:
 
     path: Path
     name: str = ""
-    """The file as the user gave it; stands in every evidence row."""
+    """The file as the user gave it, safe to print; stands in every evidence row."""
     lines: int = 0
     bad_utf8: int = 0
     nuls: int = 0
@@ -72,7 +75,7 @@ class TextLog:
     """Called with the number of bytes of each block, for a progress display."""
 
     def __post_init__(self) -> None:
-        self.name = self.name or str(self.path)
+        self.name = self.name or excerpt(str(self.path), 4096)
 
     def head(self, size: int = HEAD) -> bytes:
         """The first ``size`` bytes, decompressed. Raises OSError if the file cannot be read."""
@@ -121,6 +124,8 @@ class TextLog:
         armed: dict[bytes, int] = {}
         for first, data in self.blocks():
             block = b"\n" + data
+            if b"\x1b" in block:  # once for a block: most lines of a coloured log have some
+                block = _ESCAPE.sub(b"", block)
             strings = list(wanted.always)
             for trigger, more in wanted.after.items():
                 if trigger in block:
@@ -136,9 +141,9 @@ class TextLog:
                 if b"\r" not in raw:
                     yield number, self.clean(raw)
                     continue
-                for piece in raw.split(b"\r"):
-                    if any(s.lstrip(b"\n") in piece for s in strings):
-                        yield number, self.clean(piece)
+                bars = b"\n" + raw.replace(b"\r", b"\n")
+                for begin, stop in _hits(bars, strings):
+                    yield number, self.clean(bars[begin:stop])
 
     def clean(self, raw: bytes) -> str:
         """One raw line as text: no escapes, no NULs, broken UTF-8 replaced."""

@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 
 def close_all(lives: Sequence[Live]) -> None:
-    """Close every attempt, in order; afterwards the attempts are complete."""
+    """Close the attempts of a log, in order; afterwards they are complete but for saves' names."""
     before: Live | None = None
     for live in lives:
         _start(live, before)
         _phases(live)
         _ending(live)
         before = live
-    _name_saves(lives)
 
 
 def _start(live: Live, before: Live | None) -> None:
@@ -179,19 +178,22 @@ def _phase(live: Live) -> tuple[str, int | None, int | None]:
     return "step", live.anchor, live.anchor_step + 1
 
 
-def _name_saves(lives: Sequence[Live]) -> None:
-    """Give a save between two logged steps its number, where a folder named later fits alone."""
+def name_saves(lives: Sequence[Live]) -> None:
+    """Give a save between two logged steps its number, where a folder named later fits alone.
+
+    ``lives``: of all logs, since a later job of the same folder may be in another one.
+    """
+    named: dict[str | int, set[int]] = {}
     for live in lives:
-        dirs = {
-            d
-            for other in lives
-            if other.attempt.folder == live.attempt.folder
-            for d in other.step_dirs
-        }
-        for ckpt in live.attempt.checkpoints:
+        if live.step_dirs:
+            named.setdefault(live.attempt.folder or id(live), set()).update(live.step_dirs)
+    for live in lives:
+        dirs = named.get(live.attempt.folder or id(live), ())
+        for ckpt in live.attempt.checkpoints if dirs else ():
             if ckpt.step is None and ckpt.step_range is not None:
                 low, high = ckpt.step_range
                 fits = [d for d in dirs if low < d <= (high or d)]
                 if len(fits) == 1:
                     ckpt.step, ckpt.step_range = fits[0], None
-                    ckpt.path = f"{live.attempt.folder}/step-{fits[0]}"
+                    if live.attempt.folder is not None:
+                        ckpt.path = f"{live.attempt.folder}/step-{fits[0]}"

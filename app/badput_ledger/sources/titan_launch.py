@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from badput_ledger.sources.attempts import NAN, Event, Job
+from badput_ledger.sources.attempts import LARGEST, MOST_GPUS, NAN, Event, Job
+from badput_ledger.sources.text import excerpt
 
 if TYPE_CHECKING:
     from badput_ledger.sources.attempts import Attempt, Mark
@@ -19,17 +20,20 @@ _SETTINGS = {
 
 
 def number(text: str | None) -> int | None:
-    """A whole number with thousands commas; None if it is none."""
+    """A whole number with thousands commas; None if it is none, or too large to be one."""
+    if not text or len(text) > 25:
+        return None
     try:
-        return int(text.replace(",", "")) if text else None
+        value = int(text.replace(",", ""))
     except ValueError:
         return None
+    return value if -LARGEST < value < LARGEST else None
 
 
 def real(text: str | None) -> float:
     """A number with thousands commas, nan and inf included; NaN if it is none."""
     try:
-        return float(text.replace(",", "")) if text else NAN
+        return float(text.replace(",", "") if "," in text else text) if text else NAN
     except ValueError:
         return NAN
 
@@ -78,13 +82,14 @@ class LaunchSide:
     def settings(self, mark: Mark, settings: dict[str, str]) -> None:
         """``KEY=value`` lines of a wrapper script."""
         attempt = self.attempt
-        if (out := settings.get("OUT_DIR")) is not None:
-            self.out_dir = attempt.home = out.rstrip("/")
-        if (gpus := number(settings.get("NGPU"))) and attempt.world_size is None:
+        if out := settings.get("OUT_DIR", "").strip("'\"").rstrip("/"):
+            self.out_dir = attempt.home = excerpt(out, len(out))
+        gpus = number(settings.get("NGPU")) or 0
+        if 0 < gpus <= MOST_GPUS and attempt.world_size is None:
             attempt.world_size = gpus
             attempt.claim("world_size", mark)
         for key, name in _SETTINGS.items():
-            if (value := number(settings.get(key))) is not None:
+            if value := number(settings.get(key)):
                 attempt.config.setdefault(name, value)
 
     def job_line(self, time: int, mark: Mark) -> None:
@@ -129,7 +134,7 @@ class LaunchSide:
     def error(self, mark: Mark, kind: str, text: str, rooted: bool) -> None:
         """An exception in a traceback; the root cause's wins over any before it."""
         if self.cause is None or (rooted and not self.cause[2]):
-            self.cause = (mark, f"{kind}: {text}"[:300], rooted)
+            self.cause = (mark, excerpt(f"{kind}: {text}"), rooted)
 
     def killed(self, mark: Mark) -> None:
         """The shell reports that the launcher was killed; it prints no time."""

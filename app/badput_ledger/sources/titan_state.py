@@ -13,16 +13,18 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger.sources.attempts import (
+    MOST_GPUS,
     SECOND,
     Checkpoint,
     Event,
     Span,
     inside,
 )
+from badput_ledger.sources.text import excerpt
 from badput_ledger.sources.titan_launch import LaunchSide, number
 
 if TYPE_CHECKING:
-    from badput_ledger.sources.attempts import Attempt, Mark, Said
+    from badput_ledger.sources.attempts import Attempt, Mark, Said, Steps
 
 LOOP_WORDS = (
     "step:",
@@ -37,16 +39,25 @@ LOOP_WORDS = (
 )
 """Beginnings of records that only a process in or after its training loop writes."""
 
-_MESH = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
+_MESH = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d{1,9})\b")
 _SIZES = re.compile(
     r"local batch size ([\d,]+), global batch size ([\d,]+), gradient accumulation steps ([\d,]+), "
     r"sequence length ([\d,]+), total steps ([\d,]+)"
 )
 _GPU = re.compile(r"CUDA capacity: (.+?) with ")
 _FOLDER = re.compile(r"Checkpoints will be loaded from and saved to (\S+)")
-_TOOK = re.compile(r"([\d.]+) seconds")
-_STEP_DIR = re.compile(r"/step-(\d+)/?$")
+_TOOK = re.compile(r"(?<![\d.])(\d{1,8}(?:\.\d{1,9})?) seconds")
+_STEP_DIR = re.compile(r"/step-(\d{1,15})/?$")
 _VALIDATE = re.compile(r"validate step:\s*([\d,]+)")
+
+
+LONGEST_PATH = 4096
+
+
+def _seconds(message: str) -> int | None:
+    """``N seconds`` in a message, in nanoseconds."""
+    took = _TOOK.search(message)
+    return round(float(took.group(1)) * SECOND) if took else None
 
 
 class Live(LaunchSide):
@@ -57,6 +68,8 @@ class Live(LaunchSide):
         self.talking = False
         """The trainer itself has written a record."""
         self.first_talk: int | None = None
+        self.newest = 0
+        """Of the records of the rank that is followed; their clock never goes back here."""
         self.meshed = False
         self.anchor: int | None = None
         self.anchor_step = 0
@@ -64,6 +77,7 @@ class Live(LaunchSide):
         self.clock: int | None = None
         """Where torchtitan's throughput counter was last set back."""
         self.overhead = -1
+        """Nanoseconds of overhead since the last step line, -1 if none was seen."""
         self.in_step: list[Span] = []
         self.open_save: tuple[Checkpoint, Span] | None = None
         self.open_load: tuple[Checkpoint, Span] | None = None
@@ -79,6 +93,16 @@ class Live(LaunchSide):
         """The trainer speaks: from launching to building the model."""
         self.talking, self.first_talk = True, time
         self.attempt.rank = rank
+        self.attempt.start = min(self.attempt.start, time)
+
+    @property
+    def over(self) -> bool:
+        """True if something said that this attempt ended."""
+        return self.closed or self.completed_at is not None
+
+    def expected(self, step: int) -> int:
+        """When the line of ``step`` should come, if the steps go on as before."""
+        return (self.anchor or 0) + self.per_step * (step - self.anchor_step)
 
     def starts_again(self, rank: int, message: str) -> bool:
         """True if ``message`` can only come from a new process of the same rank."""
@@ -94,7 +118,7 @@ class Live(LaunchSide):
 
     def message(self, time: int, said: Said) -> None:
         """One record that is not a step."""
-        message = said.text
+        message, self.newest = said.text, time
         if message.startswith("[GC] "):
             self._gc(message)
         elif message.startswith("Saving a full checkpoint at last step"):
@@ -117,7 +141,7 @@ class Live(LaunchSide):
             self.completed_at = (time, said.mark())
         elif message.startswith("Checkpointer "):
             # A thread of its own deletes old checkpoints: no sign that a save is over.
-            self.step_dirs.update(int(n) for n in re.findall(r"/step-(\d+)", message))
+            self.step_dirs.update(int(n) for n in re.findall(r"/step-(\d{1,15})\b", message))
         else:
             self._end_save(time)
             self._about(time, said)
@@ -129,7 +153,7 @@ class Live(LaunchSide):
             mesh = {k: int(v) for k, v in _MESH.findall(message)}
             size = math.prod(v for k, v in mesh.items() if k != "ep")
             self.meshed = True
-            if size > 0:
+            if 0 < size <= MOST_GPUS:
                 attempt.world_size = size
                 attempt.config["mesh"] = mesh
                 attempt.claim("world_size", said.mark())
@@ -138,59 +162,66 @@ class Live(LaunchSide):
             attempt.config.update(zip(keys, map(number, match.groups()), strict=True))
             attempt.claim("tokens_per_step", said.mark())
         elif match := _GPU.match(message):
-            attempt.gpu_type, self.clock = match.group(1), time
+            attempt.gpu_type, self.clock = excerpt(match.group(1), 100), time
             attempt.claim("gpu_type", said.mark())
         elif match := _FOLDER.search(message):
-            attempt.folder = match.group(1).rstrip("/")
-            parent = match.group(1).rpartition("/")[0]
+            attempt.folder = excerpt(match.group(1).rstrip("/"), LONGEST_PATH)
+            parent = attempt.folder.rpartition("/")[0]
             attempt.home = attempt.home or parent or attempt.folder
             attempt.claim("folder", said.mark())
-        elif message.startswith("torchtitan version: "):
-            attempt.config["torchtitan"] = message.split()[2]
+        elif re.match(r"torchtitan version: \S", message):
+            attempt.config["torchtitan"] = excerpt(message.split(None, 3)[2], 100)
         elif message.startswith("Preparing ") and "validation" in message and self.anchor:
             self.eval_from = time
 
-    def step(
-        self, time: int, step: int, said: Said, values: tuple[float, float, float]
-    ) -> str | None:
+    def step(self, time: int, step: int, said: Said, values: tuple[float, ...]) -> str | None:
         """A step line with loss, gradient norm and rate. Returns what is odd, once a kind."""
-        self._end_save(None)
-        if self.anchor is None:
+        if self.open_save is not None:
+            self._end_save(None)
+        self.newest = max(self.newest, time)
+        anchor = self.anchor
+        if anchor is None:
             self.anchor, self.anchor_step, self.clock = time, step, time
             if self.attempt.first_step is None:
                 self.attempt.first_step = step + 1
             return self._odd("the log begins inside the training: this step's begin is not in it")
         count = step - self.anchor_step
-        if count <= 0 or time < self.anchor:
+        if count <= 0 or time < anchor or count >= 1 << 31:
             return self._odd(
                 f"step {step} after {self.anchor_step} without a sign of a restart: not counted"
             )
-        rows = self.attempt.steps
-        spent = {"save": -1, "eval": -1}
-        for span in self.in_step:
-            span.in_step = True
-            if span.end is not None and span.name in spent:
-                spent[span.name] = max(spent[span.name], 0) + span.end - span.start
-        self.in_step.clear()
+        rows, dur = self.attempt.steps, time - anchor
+        if self.in_step or self.overhead >= 0:
+            self._aside_in_step(rows, dur)
         rows.step.append(step)
         rows.count.append(count)
-        rows.start.append(self.anchor)
-        rows.dur.append(time - self.anchor)
-        rows.line.append(said.line)
-        rows.overhead.append(self.overhead)
-        rows.save.append(spent["save"])
-        rows.eval.append(spent["eval"])
-        rows.loss.append(values[0])
-        rows.grad_norm.append(values[1])
-        rows.rate.append(values[2])
+        rows.start.append(anchor)
+        rows.dur.append(dur)
+        loss, norm, rate = values
+        rows.loss.append(loss)
+        rows.grad_norm.append(norm)
+        rows.rate.append(rate)
         rows.rate_ns.append(time - self.clock if self.clock is not None else -1)
-        self.per_step = max(1, (time - self.anchor) // count)
-        self.anchor, self.anchor_step, self.clock, self.overhead = time, step, time, -1
+        self.per_step = dur // count or 1
+        self.anchor, self.anchor_step, self.clock = time, step, time
         self.eval_from = None
         if self.last_step is None:
             self.attempt.claim("first_step", said.mark(), step)
         self.last_step = (step, said)
         return None
+
+    def _aside_in_step(self, rows: Steps, dur: int) -> None:
+        """What was not training in the next row, which lasts ``dur``."""
+        at = len(rows)
+        for span in self.in_step:
+            span.in_step = True
+            if span.end is not None:
+                spent = {"save": rows.save, "eval": rows.eval}[span.name]
+                spent[at] = spent.get(at, 0) + span.end - span.start
+        self.in_step.clear()
+        if self.overhead >= 0:
+            rows.overhead[at] = min(self.overhead, dur)
+            self.overhead = -1
 
     def _odd(self, what: str) -> str | None:
         kind = re.sub(r"\d+", "#", what)
@@ -200,13 +231,13 @@ class Live(LaunchSide):
         return what
 
     def _gc(self, message: str) -> None:
-        took = _TOOK.search(message)
-        if took and "periodic" in message and self.anchor is not None:
-            self.overhead = max(self.overhead, 0) + round(float(took.group(1)) * SECOND)
+        took = _seconds(message)
+        if took is not None and "periodic" in message and self.anchor is not None:
+            self.overhead = max(self.overhead, 0) + took
 
     def _training(self, time: int, mark: Mark, message: str) -> None:
         first = number(message.rsplit(maxsplit=1)[-1])
-        if first is None:
+        if first is None or first < 1:
             return
         self._end_load(time, "")
         begin = self.first_talk if self.first_talk is not None else self.attempt.start
@@ -257,22 +288,25 @@ class Live(LaunchSide):
             return
         ckpt, span = self.open_save
         self.open_save = None
-        took = _TOOK.search(message)
+        took = _seconds(message)
         ckpt.ok = True
         if time is None:
             self.attempt.spans.append(span)
             return
         ckpt.end = span.end = time
-        ckpt.dur = round(float(took.group(1)) * SECOND) if took else time - ckpt.start
-        span.attrs["from"] = "the log's seconds" if took else "its neighbours in the log"
+        ckpt.dur = took if took is not None else time - ckpt.start
+        span.attrs["from"] = (
+            "the log's seconds" if took is not None else "its neighbours in the log"
+        )
         self._aside(span)
 
     def _load(self, time: int, mark: Mark, message: str) -> None:
-        path = message.removeprefix("Loading the checkpoint from ").rstrip(".")
+        path = excerpt(message.removeprefix("Loading the checkpoint from "), LONGEST_PATH)
+        path = path.rstrip(".")
         found = _STEP_DIR.search(path)
-        step = int(found.group(1)) if found else None
-        if found:
-            self.step_dirs.add(int(found.group(1)))
+        step = number(found.group(1)) if found else None
+        if step is not None:
+            self.step_dirs.add(step)
         folder = self.attempt.folder
         attrs: dict[str, Any] = {"path": path}
         if folder is not None and not inside(path, folder):
@@ -291,10 +325,10 @@ class Live(LaunchSide):
             return
         ckpt, span = self.open_load
         self.open_load = None
-        took = _TOOK.search(message)
+        took = _seconds(message)
         ckpt.end = span.end = time
         ckpt.ok = True
-        ckpt.dur = round(float(took.group(1)) * SECOND) if took else time - ckpt.start
+        ckpt.dur = took if took is not None else time - ckpt.start
 
     def _validate(self, time: int, mark: Mark, message: str) -> None:
         """An evaluation ends here; it began where the log says, else at the anchor."""

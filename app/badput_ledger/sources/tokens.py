@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from badput_ledger.sources.attempts import LARGEST
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -40,7 +42,7 @@ def tokens_of(attempts: Sequence[Attempt], options: Options) -> Tokens:
         return Tokens(options.tokens_per_step, "given by the user")
     config = attempts[0].config
     batch, length = config.get("global_batch"), config.get("seq_len")
-    asked = batch * length if batch and length else None
+    asked = batch * length if batch and length and 0 < batch * length < LARGEST else None
     samples = [s for a in attempts for s in _samples(a)]
     if not samples:
         if asked is None:
@@ -73,18 +75,19 @@ def tokens_of(attempts: Sequence[Attempt], options: Options) -> Tokens:
 def row_tokens(attempt: Attempt, tokens: Tokens, index: int) -> int | None:
     """Tokens of the row ``index`` of ``attempt``; None if unknown."""
     count = attempt.steps.count[index]
-    if tokens.by_row:
-        exact = _estimate(attempt, index)
-        if exact is not None:
-            return round(exact)
-    return None if tokens.per_step is None else tokens.per_step * count
+    exact = _estimate(attempt, index) if tokens.by_row else None
+    if exact is not None:
+        return round(exact)
+    total = None if tokens.per_step is None else tokens.per_step * count
+    return total if total is not None and total < LARGEST else None
 
 
 def _estimate(attempt: Attempt, index: int) -> float | None:
     rate, span = attempt.steps.rate[index], attempt.steps.rate_ns[index]
     if not rate > 0 or math.isinf(rate) or span <= 0 or not attempt.world_size:
         return None
-    return rate * attempt.world_size * span / 1e9
+    tokens = rate * attempt.world_size * span / 1e9
+    return tokens if tokens < LARGEST else None
 
 
 def _samples(attempt: Attempt) -> list[tuple[float, int, float]]:
