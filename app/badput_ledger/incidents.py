@@ -16,7 +16,7 @@ RESTART = (
 )  # fmt: skip
 """Leaves of the session that followed which an incident is charged with."""
 
-_ENDING = ("failure", "hang", "signal", "exit", "end")
+_ENDING = ("failure", "cause", "hang", "signal", "exit", "end")
 _STARTING = ("restart", "resumed_from")
 
 
@@ -90,14 +90,18 @@ def _ended(books: Books, session: Session, following: Session | None) -> dict[st
     said = _first_failure(books, session)
     kind = session.end_reason
     cause = "the session ended and nothing says why"
+    rank = None
     if culprit is not None:
-        cause = f"rank {culprit.rank} {culprit.cause()}"
+        rank = _named_rank(said, culprit.rank)
+        cause = f"rank {rank} {culprit.cause()}"
     if said is not None:
         what = attrs_of(said["attrs"]).get("what")
+        speaker = _named_rank(said, said["rank"])
+        rank = speaker if rank is None else rank
         if what and culprit is None:
-            cause = f"rank {said['rank']}: {what}"
-        elif what and culprit is not None:
-            seen = "" if said["rank"] == culprit.rank else f"rank {said['rank']} saw "
+            cause = f"rank {speaker}: {what}"
+        elif what:
+            seen = "" if speaker == rank else f"rank {speaker} saw "
             cause = f"{cause}: {seen}{what}"
         kind = "failure" if kind == "unknown" else kind
     time = session.fail_ns if session.fail_ns is not None else session.end_ns
@@ -106,10 +110,16 @@ def _ended(books: Books, session: Session, following: Session | None) -> dict[st
         "session": session.id,
         "time": iso(time),
         "kind": kind,
-        "rank": culprit.rank if culprit is not None else said["rank"] if said else None,
+        "rank": rank,
         "cause": cause,
         "evidence": _evidence(books, session, following, culprit, said),
     }
+
+
+def _named_rank(said: dict[str, Any] | None, fallback: int | None) -> int | None:
+    """The rank that failed. A log is written by one rank, and names another in its text."""
+    named = attrs_of(said["attrs"]).get("rank") if said is not None else None
+    return named if isinstance(named, int) else fallback
 
 
 def _first_failure(books: Books, session: Session) -> dict[str, Any] | None:

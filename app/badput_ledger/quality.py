@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
@@ -27,6 +27,9 @@ def build_quality(books: Books, report: dict[str, Any]) -> list[dict[str, str]]:
         notes.add("error", sentence, "parts")
     for severity, what, evidence in books.facts.notes:
         notes.add(severity, what, evidence)
+    said = books.facts.config.get("notes")
+    for note in cast("list[object]", said) if isinstance(said, list) else []:
+        notes.add("info", str(note), "runs.config")
     _rows(books, notes)
     _sessions(books, notes)
     _checkpoints(books, notes)

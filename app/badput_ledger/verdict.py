@@ -24,28 +24,56 @@ def build_verdict(books: Books, report: dict[str, Any]) -> dict[str, str]:
             "next": "Record a run with badput.init() and badput.step().",
         }
     headline = f"{kept:.1%} of {hours:.4g} {unit}-hours went into steps that the final model keeps"
+    good = report["goodput"]["value"]
+    if report["goodput"]["measured"] and good is not None and f"{good:.1%}" != f"{kept:.1%}":
+        headline += f", {good:.1%} into their compute alone"
     cost = report["cost"]
     if cost["wasted"] is not None:
         headline += (
             f"; {cost['wasted']:,.2f} of {cost['total']:,.2f} {cost['currency']} bought no progress"
         )
+    headline += "."
     losses = {
         leaf: row["gpu_seconds"]
         for leaf, row in report["leaves"].items()
         if leaf != "H.productive" and row["gpu_seconds"]
     }
     if not losses:
-        return {
-            "headline": headline + ".",
-            "why": "Nothing was lost.",
-            "next": "Nothing to do.",
-        }
+        return {"headline": headline, "why": "Nothing was lost.", "next": "Nothing to do."}
     worst = max(losses, key=lambda leaf: losses[leaf])
+    failures = [i for i in report["incidents"] if i["kind"] != "hang"]
+    if sum(i["gpu_seconds"] for i in failures) > losses[worst]:
+        return {"headline": headline, **_failures(books, report, failures)}
     return {
-        "headline": headline + ".",
+        "headline": headline,
         "why": _why(report, worst, losses[worst]),
         "next": _next(books, report, worst, losses[worst]),
     }
+
+
+def _failures(
+    books: Books, report: dict[str, Any], failures: list[dict[str, Any]]
+) -> dict[str, str]:
+    """Why and next where failures, with all that follows from them, outweigh every single leaf."""
+    seconds = sum(i["gpu_seconds"] for i in failures)
+    lost = sum(i["lost_steps"] for i in failures)
+    most = max(failures, key=lambda i: i["gpu_seconds"])
+    phases: dict[str, float] = {}
+    for incident in failures:
+        for leaf, spent in incident["phases"].items():
+            phases[leaf] = phases.get(leaf, 0.0) + spent
+    worst = max(phases, key=lambda leaf: phases[leaf])
+    many = "One failure" if len(failures) == 1 else f"{len(failures)} failures"
+    which = "" if len(failures) == 1 else "the worst: "
+    line = next((e for e in most["evidence"] if "file" in e), None)
+    where = f" ({line['file']}:{line['line']})" if line is not None else ""
+    why = (
+        f"{many} cost {seconds / report['total_gpu_seconds']:.1%} of the time, "
+        f"{seconds / 3600:.4g} {report['units']}-hours with teardown, restart and {lost} lost "
+        f"steps; {which}{most['cause']} in session {most['session']}{where}. "
+        f"Most of it is {worst} ({BY_ID[worst].title})."
+    )
+    return {"why": why, "next": _next(books, report, worst, phases[worst])}
 
 
 def _why(report: dict[str, Any], leaf: str, seconds: float) -> str:
