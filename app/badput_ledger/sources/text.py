@@ -82,23 +82,23 @@ class TextLog:
         parts: list[bytes] = []
         have = 0
         with open(self.path, "rb") as handle:
-            for block in self._blocks(handle):
+            for block in self._blocks(handle, BLOCK):
                 parts.append(block)
                 have += len(block)
                 if have >= size:
                     break
         return b"".join(parts)[:size]
 
-    def blocks(self) -> Iterator[tuple[int, bytes]]:
+    def blocks(self, size: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Runs of whole lines, each ending in ``\\n``, with the number of the first line.
 
         A piece of an over-long line comes alone; what follows then has the same number.
-        Raises OSError.
+        ``size``: bytes read at a time, for who needs only the beginning. Raises OSError.
         """
         self.lines, self.long_lines, self.held_back, self.truncated = 0, 0, None, None
         number, tail, skip = 1, b"", False
         with open(self.path, "rb") as handle:
-            for data in self._blocks(handle):
+            for data in self._blocks(handle, size or BLOCK):
                 if self.on_bytes is not None:
                     self.on_bytes(len(data))
                 cut = data.rfind(b"\n") + 1
@@ -119,10 +119,13 @@ class TextLog:
         if tail or skip:
             self.held_back = number
 
-    def select(self, wanted: Wanted) -> Iterator[tuple[int, str]]:
-        """Cleaned text of every line with one of the wanted strings, and its line number."""
+    def select(self, wanted: Wanted, size: int | None = None) -> Iterator[tuple[int, str]]:
+        """Cleaned text of every line with one of the wanted strings, and its line number.
+
+        ``size`` as in ``blocks``. Raises OSError.
+        """
         armed: dict[bytes, int] = {}
-        for first, data in self.blocks():
+        for first, data in self.blocks(size):
             block = b"\n" + data
             if b"\x1b" in block:  # once for a block: most lines of a coloured log have some
                 block = _ESCAPE.sub(b"", block)
@@ -171,12 +174,12 @@ class TextLog:
         self.long_lines += 1
         return tail[:MAX_LINE], b"", True
 
-    def _blocks(self, handle: BinaryIO) -> Iterator[bytes]:
-        first = handle.read(BLOCK)
+    def _blocks(self, handle: BinaryIO, size: int) -> Iterator[bytes]:
+        first = handle.read(size)
         if not first.startswith(_GZIP):
             while first:
                 yield first
-                first = handle.read(BLOCK)
+                first = handle.read(size)
             return
         yield from self._gunzip(handle, first)
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 LONGEST = 4096
 """Characters of a record or another line that are looked at; real ones have some hundreds."""
 
-RECORD = re.compile(
-    r"(?:\[(?:rank|default)(\d{1,7})\]: ?|(?<![^\s\]])(\d{1,7}): ?)?\[titan\] "
-    r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - (\S{1,200}) - "
+_RECORD = re.compile(
+    r"\[titan\] (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - (\S{1,200}) - "
     r"(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) - "
 )
+_RANK = re.compile(r"(?:\[(?:rank|default)(\d{1,7})\]|(?<![^\s\]])(\d{1,7})): ?$")
 STEP = re.compile(
     # The common step line as a whole: one match instead of one for each key.
     r"(?:\[(?:rank|default)(\d{1,7})\]: ?|(\d{1,7}): ?)?\[titan\] "
@@ -78,6 +78,37 @@ _ROTATED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """One record of the trainer; the date as it is printed."""
+
+    clock: str
+    rank: int
+    logger: str
+    message: str
+
+
+def records(text: str) -> list[Record]:
+    """All records in a line; a progress bar or another record may stand before one."""
+    found: list[tuple[int, int, str, str, int]] = []
+    place = text.find("[titan] ")
+    while place >= 0:
+        after = place + 8
+        if match := _RECORD.match(text, place):
+            after = match.end()
+            before = text[max(0, place - 20) : place]
+            ranked = _RANK.search(before) if before.endswith((":", ": ")) else None
+            rank = int(ranked.group(1) or ranked.group(2)) if ranked else 0
+            begin = place - (len(before) - ranked.start() if ranked else 0)
+            found.append((begin, after, match.group(1), match.group(2), rank))
+        place = text.find("[titan] ", after)
+    ends = [min(begin, len(text)) for begin, *_ in found[1:]] + [len(text)]
+    return [
+        Record(clock, rank, logger, text[after : min(end, after + LONGEST)].rstrip())
+        for (_, after, clock, logger, rank), end in zip(found, ends, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """What a file begins with."""
 
@@ -91,17 +122,16 @@ class Opening:
 def opening(log: TextLog) -> Opening | None:
     """The beginning of a file; None if no record in it has a date. Raises OSError."""
     first: int | None = None
-    for _, text in log.select(Wanted((b"titan] ",))):
-        for match in RECORD.finditer(text):
-            time = stamp(match.group(3))
+    for _, text in log.select(Wanted((b"titan] ",)), 1 << 16):
+        for record in records(text):
+            time = stamp(record.clock)
             if time is None:
                 continue
             first = time if first is None else first
-            message = text[match.end() : match.end() + 60]
-            if message.startswith(_STARTS):
+            if record.message.startswith(_STARTS):
                 return Opening(first)
-            if message.startswith("step:"):
-                found = FIELD.match(message)
+            if record.message.startswith("step:"):
+                found = FIELD.match(record.message)
                 return Opening(first, number(found.group(2)) if found else None, time)
     return None if first is None else Opening(first)
 

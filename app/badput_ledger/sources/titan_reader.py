@@ -238,26 +238,29 @@ class Reader:
         if time is None:
             return
         said = Said(self.file, line, text)
-        live = self._about_record(time, int(ranked or also or 0), said)
+        rank = int(ranked or also or 0)
+        live = self.live
+        if live is not None and live.last_step is not None and rank == live.attempt.rank:
+            self.now, self.banner = time, None  # as below, without its questions
+            live.sign(time)
+        else:
+            live = self._about_record(time, rank, said)
         if live is not None:
             norm_value = NAN if norm is None else real(norm)
             self._step(live, time, said, number(step), (real(loss), norm_value, real(tps)))
 
     def _records(self, line: int, text: str) -> None:
-        """All records in a line; a progress bar or another record may stand before one."""
-        found = list(lines.RECORD.finditer(text))
-        for match, after in zip(found, [*found[1:], None], strict=True):
-            time = self._time(stamp(match.group(3)), line)
+        """A line with any other records."""
+        for record in lines.records(text):
+            time = self._time(stamp(record.clock), line)
             if time is None:
                 continue
-            end = min(after.start() if after else len(text), match.end() + lines.LONGEST)
-            said = Said(self.file, line, text[match.end() : end].rstrip())
-            rank = int(match.group(1) or match.group(2) or 0)
-            live = self._about_record(time, rank, said)
-            if live is None or match.group(4) == "httpx":
+            said = Said(self.file, line, record.message)
+            live = self._about_record(time, record.rank, said)
+            if live is None or record.logger == "httpx":
                 continue
-            if said.text.startswith("step:"):
-                fields = dict(lines.FIELD.findall(said.text))
+            if record.message.startswith("step:"):
+                fields = dict(lines.FIELD.findall(record.message))
                 values = (real(fields.get(k)) for k in ("loss", "grad_norm", "tps"))
                 self._step(live, time, said, number(fields.get("step")), tuple(values))
             else:
