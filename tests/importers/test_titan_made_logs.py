@@ -342,3 +342,52 @@ def test_a_dated_line_in_the_middle_announces_no_attempt(titan, tmp_path, do_imp
     run = do_import(titan.write(tmp_path / "a.log")).run
     assert run.attempts[1]["start_ns"] > run.end(0)["time_ns"]
     assert run.attempts[1]["start_ns"] - run.end(0)["time_ns"] == 100 * 10**9
+
+
+def test_what_was_announced_days_ago_in_the_same_file_came_to_nothing(titan, tmp_path, do_import):
+    titan.wrapper("one START").wrapper("attempt #1").launch(1).steps(1, 6).wait(1)
+    titan.wrapper("attempt #1 rc=1 last_step=6").wrapper("attempt #2").wait(3 * 86400)
+    titan.launch(5, load="/data/runs/alpha/checkpoint/step-4").steps(5, 9)
+    titan.wait(60).wrapper("copying data").wait(86400)
+    titan.launch(8, load="/data/runs/alpha/checkpoint/step-7").steps(8, 12)
+    run = do_import(titan.write(tmp_path / "a.log")).run
+    assert run.ranges() == [(1, 6), None, (5, 9), (8, 12)]
+    assert max(s["dur_ns"] for s in run.spans if s["name"] == "launch") == 2 * 10**9
+    held = sum(a["end_ns"] - a["start_ns"] for a in run.allocations if a["held"] == "yes")
+    assert held / 4 / 1e9 < 100
+
+
+def test_settings_of_the_next_launch_are_not_given_to_the_one_before(titan, tmp_path, do_import):
+    titan.raw("  OUT_DIR=/data/runs/alpha").say("Training starts at step 1").steps(1, 3)
+    titan.raw("  NGPU=64 GLOBAL_BS=999 SEQ_LEN=7")
+    run = do_import(titan.write(tmp_path / "a.log")).run
+    assert run.attempts[0]["world_size"] == 1
+    assert "global_batch" not in run.config
+
+
+def test_the_settings_of_a_run_are_known_though_its_first_attempt_died_early(
+    titan, tmp_path, do_import
+):
+    titan.wrapper("one START").wrapper("attempt #1").raw("  OUT_DIR=/data/runs/alpha").wait(2)
+    titan.wrapper("attempt #1 rc=1").wrapper("attempt #2").launch(1).steps(1, 5)
+    run = do_import(titan.write(tmp_path / "a.log")).run
+    assert run.ranges() == [None, (1, 5)]
+    assert run.config["global_batch"] == 8
+
+
+def test_an_attempt_that_died_before_it_said_where_it_writes_is_of_its_jobs_run(
+    titan, tmp_path, do_import
+):
+    titan.wrapper("one START").wrapper("attempt #1").wait(2).wrapper("attempt #1 rc=1")
+    titan.wrapper("attempt #2").launch(1).steps(1, 5)
+    run = do_import(titan.write(tmp_path / "a.log")).run
+    assert run.ranges() == [None, (1, 5)]
+    assert run.runs[0]["name"] == "alpha"
+
+
+def test_a_line_printed_a_little_late_still_counts_its_step(titan, tmp_path, do_import):
+    titan.launch(1).steps(1, 5).save(3).wait(-0.05).steps(6, 6, each=0.01).steps(7, 8)
+    done = do_import(titan.write(tmp_path / "a.log"))
+    assert done.run.ranges() == [(1, 8)]
+    assert len(done.run.steps) == 8
+    assert done.reply["unread"] == []

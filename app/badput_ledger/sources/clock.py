@@ -26,6 +26,8 @@ _ISO = re.compile(
 
 _YEARS = range(1990, 2200)
 """Years that a log may be of: others are damage, and would not fit into 64 bits."""
+END = int(datetime(_YEARS.stop, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000_000
+"""After every time that a log may show."""
 _minutes: dict[str, int] = {}
 
 

@@ -19,7 +19,7 @@ from badput_ledger.sources.attempts import (
     Said,
     Unread,
 )
-from badput_ledger.sources.clock import bracketed, stamp, yearless
+from badput_ledger.sources.clock import END, bracketed, stamp, yearless
 from badput_ledger.sources.text import excerpt
 from badput_ledger.sources.titan_launch import Failure, number, real
 from badput_ledger.sources.titan_state import LOOP_WORDS, Live
@@ -115,13 +115,17 @@ class Reader:
             if time <= self.skip_to:
                 return None
             live = self.live
-            if live is None or not live.talking or time - self.now <= _SILENCE:
+            starting = live is None or not live.talking
+            if time < END and (starting or time - self.now <= _SILENCE):
                 return time
+        self._bad_date(line)
+        return None
+
+    def _bad_date(self, line: int) -> None:
         self.bad_dates += 1
         if self.bad_dates == 1:
             what = "a record with an impossible date: not used"
             self.unread.append(Unread(self.file, line, what))
-        return None
 
     # -- attempts -----------------------------------------------------------------
 
@@ -308,6 +312,9 @@ class Reader:
         anchor = live.anchor or 0
         if time < anchor and live is self.live and self.goes_on_with(step):
             late = live.expected(step) - time
+            if time + late >= END:
+                self._bad_date(said.line)
+                return
             if late <= 2 * SECOND:
                 time = anchor  # only a thread that printed a little late
             else:
