@@ -63,8 +63,8 @@ def test_an_output_folder_of_any_name_stays_below_the_folder_given(
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 
-_NUMBERS = ["99999999999999999999", "-5", "0", "1e400", "-1e400", "nan", "inf", "9" * 5000, "1_0"]
-_NUMBERS += ["0x10", "١٢", "", "--", "1,2,3", "9007199254740993", "1.5"]
+_NUMBERS = ["99999999999999999999", "-5", "1e400", "nan", "inf", "9" * 5000]
+_NUMBERS += ["١٢", "", "9007199254740993", "1.5"]
 
 
 @pytest.mark.parametrize("number", _NUMBERS)
