@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
@@ -102,10 +103,21 @@ def sql_main(argv: Sequence[str]) -> int:
 
 def _guarded(command: str, work: Callable[[], int]) -> int:
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()  # here, where a full disk can still be told
     except BooksError as error:
         print(f"badput {command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise  # the reader went away: the command's caller knows what to do
+    except OSError as error:
+        if error.filename is None:
+            # What is still buffered cannot be written either: let it go at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        what = error.filename or "the output"
+        print(f"badput {command}: {what}: {error.strerror or error}.", file=sys.stderr)
+        return 2
+    return code
 
 
 def _tell_broken(command: str, books: Books) -> int:

@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger import store
+from badput_ledger.errors import BooksError
 from badput_ledger.processes import Process, attrs_of, read_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import duckdb
+
+MAX_PLACES = 200_000
+"""More requested places than this are taken for a damaged table."""
 
 SPAN_LEAVES: dict[str, str] = {
     "rendezvous": "C.rendezvous",
@@ -88,6 +92,11 @@ def assemble(con: duckdb.DuckDBPyConnection, *, gaps: str) -> Facts:
         following = sessions[i + 1].start_ns if i + 1 < len(sessions) else None
         _finish(con, session, following, facts)
     facts.slots = max([s.world_size for s in sessions], default=0)
+    if facts.slots > MAX_PLACES:
+        raise BooksError(
+            f"the processes table says {facts.slots} ranks, and the books hold at most "
+            f"{MAX_PLACES}; look at rank, world_size and the setting gpus."
+        )
     facts.over = _is_over(facts)
     members = _members(facts)
     _write(con, facts, members, gaps)
@@ -196,7 +205,7 @@ def _is_over(facts: Facts) -> bool:
 def _positive(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
         return None
-    return int(value)
+    return int(min(value, MAX_PLACES + 1))  # inf too
 
 
 def _members(facts: Facts) -> list[dict[str, Any]]:
@@ -270,7 +279,13 @@ def _write(
         }
         for i, s in enumerate(facts.sessions, 1)
     ]
-    given = allocated(facts, store.rows(con, "SELECT * FROM allocations"), gaps)
+    said = store.rows(con, "SELECT * FROM allocations")
+    fit = [row for row in said if 0 <= row["slot"] < MAX_PLACES]
+    if len(fit) < len(said):
+        facts.note(
+            "warning", f"{len(said) - len(fit)} allocations of impossible places", "allocations"
+        )
+    given = allocated(facts, fit, gaps)
     places = [row for s in facts.sessions for row in _places(s, facts.slots)]
     leaves = [{"name": n, "leaf": leaf} for n, leaf in SPAN_LEAVES.items()]
     con.execute("DROP TABLE IF EXISTS allocations")

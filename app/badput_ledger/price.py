@@ -53,7 +53,8 @@ def choose_price(given: float | None, config: dict[str, object], currency: str) 
     said = config.get("price_per_gpu_hour")
     if isinstance(said, bool) or not isinstance(said, int | float):
         return Price(None, currency, None)
-    if not math.isfinite(said) or said < 0:
+    # Not isfinite: a whole number in JSON may be too large for a float.
+    if not 0 <= said < 1e300:
         return Price(None, currency, None)
     own = config.get("currency")
     return Price(float(said), own if isinstance(own, str) else currency, "run configuration")

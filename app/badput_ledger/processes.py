@@ -86,7 +86,7 @@ def attrs_of(text: str | None) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
@@ -203,6 +203,7 @@ def _read_exits(con: duckdb.DuckDBPyConnection, ordered: list[Process]) -> None:
 
 
 def _int(value: object) -> int | None:
+    """A whole number that a column holds; anything else, inf and nan too, is not known."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value)
+    return int(value) if -(1 << 62) < value < 1 << 62 else None

@@ -19,6 +19,7 @@ import duckdb
 from badput.parts import FACTS
 from badput.schema import TABLES, Column
 from badput_ledger.errors import BooksError
+from badput_ledger.plausible import is_suspect, row_tests
 
 SQL_TYPES = {
     "int64": "BIGINT",
@@ -40,6 +41,8 @@ class Part:
     rows: int
     keys: tuple[tuple[int, int, int, int], ...]
     """(process_id low, high, seq low, high) of each row group; empty if unknown."""
+    suspect: bool = False
+    """Does the footer allow rows with missing or impossible values?"""
 
 
 def run_folder(path: str | os.PathLike[str]) -> Path:
@@ -57,6 +60,8 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
         ) from None
     except OSError as error:
         raise BooksError(f"{folder} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise BooksError(f"{str(folder)!r} cannot be the name of a folder: {error}.") from None
     if not names:
         raise BooksError(f"{folder} is empty; the folder of a run holds {FACTS}/TABLE/*.parquet.")
     if not tables.intersection(TABLES):
@@ -97,18 +102,24 @@ def _look_at(path: Path, table: str) -> Part | str:
             return "the file is empty"
         meta = pq.read_metadata(path)
         schema = meta.schema.to_arrow_schema()
-    except OSError as error:
-        if error.errno:
-            return f"cannot be read ({error.strerror})"
-        return "not a complete Parquet file (cut off or still being written)"
-    except (pa.ArrowException, ValueError):
-        return "not a complete Parquet file (cut off or still being written)"
+    except (OSError, pa.ArrowException, ValueError) as error:
+        return _why_not(error)
     types: dict[str, Any] = {field.name: field.type for field in schema}
     wrong = _misfit(table, types)
     if wrong:
         return wrong
     known = frozenset(c.name for c in TABLES[table].columns) & frozenset(types)
-    return Part(str(path), known, int(meta.num_rows), _key_ranges(meta, list(schema.names)))
+    rows, names = int(meta.num_rows), list(schema.names)
+    suspect = is_suspect(meta, names, TABLES[table])
+    return Part(str(path), known, rows, _key_ranges(meta, names), suspect)
+
+
+def _why_not(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return f"cannot be read ({os.strerror(error.errno)})"
+    if isinstance(error, UnicodeEncodeError):
+        return "its path is not UTF-8, which the Parquet reader needs; rename the folder"
+    return "not a complete Parquet file (cut off or still being written)"
 
 
 def pyarrow(module: str = "") -> Any:
@@ -198,6 +209,9 @@ def load(con: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
         broken += bad
         parts, bad = _make_table(con, table, parts)
         broken += bad
+        for part in parts:
+            if part.suspect:
+                broken += _lost_rows(con, table, part)
     return broken
 
 
@@ -220,11 +234,26 @@ def _make_table(
 def _readable(con: duckdb.DuckDBPyConnection, table: str, part: Part) -> bool:
     try:
         con.execute(
-            f"SELECT count(COLUMNS(*)) FROM ({_select(table, [part])})"  # noqa: S608 - names from the schema
+            # a hash reads every page; a count would be answered by the footer
+            f"SELECT bit_xor(hash(COLUMNS(*))) FROM ({_select(table, [part])})"  # noqa: S608 - names from the schema
         ).fetchall()
     except duckdb.Error:
         return False
     return True
+
+
+def _lost_rows(con: duckdb.DuckDBPyConnection, table: str, part: Part) -> list[str]:
+    """A sentence about the rows of a part that cannot be booked, if there are any."""
+    tests = {n: t for n, t in row_tests(TABLES[table]).items() if n in part.columns}
+    counts = [f"count(*) FILTER (WHERE NOT {test})" for test in tests.values()]
+    counts.append(f"count(*) FILTER (WHERE NOT ({' AND '.join(tests.values())}))")
+    query = f"SELECT {', '.join(counts)} FROM {_read([part])}"  # noqa: S608 - see _select
+    found = con.execute(query).fetchall()[0]
+    if not found[-1]:
+        return []
+    columns = ", ".join(n for n, bad in zip(tests, found, strict=False) if bad)
+    lost = f"{found[-1]} of {part.rows} rows have no value or an impossible one in {columns}"
+    return [f"{part.path}: {lost}; those rows are skipped."]
 
 
 def _create(con: duckdb.DuckDBPyConnection, table: str, parts: list[Part]) -> None:
@@ -255,13 +284,19 @@ def _select(table: str, parts: list[Part]) -> str:
         else f'CAST(NULL AS {SQL_TYPES[c.type]}) AS "{c.name}"'
         for c in TABLES[table].columns
     ]
-    keys = [f'"{c.name}" IS NOT NULL' for c in TABLES[table].columns if not c.nullable]
+    tests = {
+        name: test
+        for name, test in row_tests(TABLES[table]).items()
+        if name in present and any(p.suspect for p in parts)
+    }
+    where = f" WHERE {' AND '.join(tests.values())}" if tests else ""
+    # names and types come from the schema, file names are escaped: views take no parameters
+    return f"SELECT {', '.join(columns)} FROM {_read(parts)}{where}"  # noqa: S608
+
+
+def _read(parts: list[Part]) -> str:
     files = ", ".join("'" + p.path.replace("'", "''") + "'" for p in parts)
-    return (
-        # names and types come from the schema, file names are escaped: views take no parameters
-        f"SELECT {', '.join(columns)} FROM read_parquet([{files}], "  # noqa: S608
-        f"hive_partitioning = false, union_by_name = true) WHERE {' AND '.join(keys)}"
-    )
+    return f"read_parquet([{files}], hive_partitioning = false, union_by_name = true)"
 
 
 def rows(
