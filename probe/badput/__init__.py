@@ -8,17 +8,18 @@ No function raises an error of badput's own into the program.
 from __future__ import annotations
 
 import os
+from sys import getrefcount
 
 __version__ = "0.1.0"
 __all__ = ["close", "data", "event", "init", "span", "step"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any, TypeVar
 
     from badput.recorder import Recorder
-    from badput.spans import Data, Span
+    from badput.spans import Span
     from badput.steps import Step
 
     T = TypeVar("T")
@@ -35,10 +36,10 @@ class Nothing:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def log(self, **_: object) -> None:
+    def log(self, /, **_: object) -> None:
         """Do nothing."""
 
-    def set(self, **_: object) -> None:
+    def set(self, /, **_: object) -> None:
         """Do nothing."""
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -49,7 +50,7 @@ _NOTHING = Nothing()
 _recorder: Recorder | None = None
 _step: Step | None = None
 _make_span: type[Span] | None = None
-_make_data: type[Data] | None = None
+_make_data: Callable[[Recorder, Any], Any] | None = None
 _fork_hook = False
 
 
@@ -77,16 +78,16 @@ def init(
     global _recorder, _make_span, _make_data  # noqa: PLW0603 - one probe a process
     if os.environ.get("BADPUT_DISABLE") == "1":
         return
-    from badput import guard
-
     try:
+        from badput import guard
+
         if _recorder is not None:
             guard.say("init", "init() again is ignored; call close() first to begin anew")
             return
         from badput import session
-        from badput.spans import Data, Span
+        from badput.spans import Span, measured
 
-        _make_span, _make_data = Span, Data
+        _make_span, _make_data = Span, measured
         guard.reset()
         guard.on_switch_off(_switch_off)
         given = {
@@ -98,7 +99,7 @@ def init(
         if _recorder is not None:
             _watch_forks()
     except Exception as error:  # noqa: BLE001 - guard
-        guard.fail("init", error)
+        _fail("init", error)
 
 
 def step(
@@ -122,8 +123,11 @@ def step(
             current = _first_step()
             if current is None:
                 return _NOTHING
+            current.refs = getrefcount(current)
         if current.open:
-            return _nested()
+            refs = getrefcount(current)  # as above: a call on current itself would add one
+            if not current.stale(refs):
+                return _nested()
         if tokens is not current.tokens:
             if type(tokens) is int and 0 <= tokens < 1 << 62:
                 current.counts[5] = current.tokens = tokens
@@ -145,7 +149,7 @@ def step(
     return current
 
 
-def span(name: str, **attrs: Any) -> Span | Nothing:
+def span(name: str, /, **attrs: Any) -> Span | Nothing:
     """A named interval, as a context manager with ``set``.
 
     Inside a step it adds to the step's time by category; outside it gets a row of its own.
@@ -174,7 +178,7 @@ def data(iterable: Iterable[T]) -> Iterable[T]:
         return iterable
 
 
-def event(kind: str, **attrs: Any) -> None:
+def event(kind: str, /, **attrs: Any) -> None:
     """Record that something happened now: ``note``, ``failure``, ``complete``, ``rewind``, ...
 
     ``rewind`` with ``to_step=N`` declares a rollback; the next step is then N + 1.
@@ -223,9 +227,14 @@ def _nested() -> Nothing:
 
 
 def _fail(kind: str, error: Exception) -> None:
-    from badput import guard
-
-    guard.fail(kind, error)
+    try:
+        from badput import guard
+    except (ImportError, OSError, MemoryError):  # no descriptor or memory is left: be silent
+        return
+    try:
+        guard.fail(kind, error)
+    finally:
+        del error  # as in fail
 
 
 def _switch_off() -> None:

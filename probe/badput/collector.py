@@ -111,6 +111,11 @@ class Tended:
         self.drain.close()
 
 
+def _birth_of(drain: Drain) -> tuple[int, int]:
+    facts = drain.facts
+    return int(facts["process"]["pid"]), int(facts.get("start_ticks", 0))
+
+
 class Collector:
     """Tends all spools of a root."""
 
@@ -119,6 +124,8 @@ class Collector:
         self.tended: dict[str, Tended] = {}
         self.seen: set[str] = set()
         """Spools there were at the last look."""
+        self._left: dict[tuple[int, int], int] = {}
+        """When a process ended that was seen to the end, by pid and start: see ``_adopt``."""
         self._refused: set[str] = set()
         self._busy: set[str] = set()
         """Spools that `badput collect` drains just now."""
@@ -128,7 +135,12 @@ class Collector:
     def adopt(self) -> None:
         """Take on spools that are new, or were left by a collector that died."""
         self._busy.clear()
-        self.seen = spool_names(self.root)
+        try:
+            self.seen = spool_names(self.root)
+        except FileNotFoundError:  # someone removed the root: see those through that are left
+            if not self.tended:
+                raise
+            return
         for name in sorted(self.seen - self.tended.keys() - self._refused):
             try:
                 self._adopt(name)
@@ -153,8 +165,23 @@ class Collector:
             watch.close()
             drain.close()  # alive in another container: its own collector is better placed
             return
+        self._begin_after_exec(drain)
         self.tended[name] = Tended(drain, watch)
         log(f"{name}: tending pid {process.get('pid')} for {drain.run}")
+
+    def _begin_after_exec(self, drain: Drain) -> None:
+        """A process that became another program by exec begins anew where the old one ended."""
+        for other in self.tended.values():
+            other.look()
+            self._note_end(other)
+        process = drain.facts["process"]
+        ended = self._left.get(_birth_of(drain))
+        if ended is not None and ended > process["start_ns"]:
+            process["start_ns"] = min(ended, process["init_ns"])
+
+    def _note_end(self, tended: Tended) -> None:
+        if tended.dead_ns is not None:
+            self._left[_birth_of(tended.drain)] = tended.dead_ns
 
     def tick(self) -> None:
         """One look at everything."""
@@ -168,6 +195,7 @@ class Collector:
                 self._refused.add(name)
                 gone = True
             if gone:
+                self._note_end(tended)
                 tended.close()
                 del self.tended[name]
 
@@ -197,6 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if lock is None:
         return 0
     _settle_down()
+    # The program's umask may hide files from their owner; what others may see stays as it says.
+    os.umask(os.umask(0o077) & 0o077)
     try:
         collector = Collector(root)
         while True:

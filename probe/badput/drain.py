@@ -127,12 +127,20 @@ class Drain:
                 self.written.append(part)
 
     def _acknowledge(self, position: Position) -> None:
-        self.reader.save_position(position)
+        self._save(position)
         drained = range(self.position.segment, position.segment)
         self.position = position
         self.reader.acknowledge(position.segment, position.seq, ended=False)
         for index in drained:
             (self.path / lo.segment_name(index)).unlink(missing_ok=True)
+
+    def _save(self, position: Position) -> None:
+        """Save the position, unless somebody removed the spool: then there is nothing to redo."""
+        try:
+            self.reader.save_position(position)
+        except FileNotFoundError:
+            if self.path.exists():
+                raise
 
     # -- the end ----------------------------------------------------------------------------
     def finish(self, status: int | None, seen_ns: int) -> dict[str, Any]:
@@ -143,7 +151,7 @@ class Drain:
         position = self.position.copy()
         if position.end is None:
             position.end = self._end_attrs(status, seen_ns)
-            self.reader.save_position(position)
+            self._save(position)
             self.position = position
         end = dict(position.end)
         time_ns = end.pop("time_ns")
@@ -187,6 +195,7 @@ class Drain:
             "records": position.records,
             "dropped": dropped,
             "damaged": position.damaged,
+            **({} if self.path.exists() else {"spool_removed": True}),
             "closed": closed or close is not None,
         }
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import cast
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType
 
 MAX_FAILURES = 16
 """Failures of all kinds after which the probe gives up."""
@@ -44,11 +45,13 @@ def counts() -> dict[str, int]:
 def fail(kind: str, error: BaseException) -> None:
     """Count a failure of ours and swallow it; raises only when it is not ours to swallow.
 
-    Not ours: BADPUT_STRICT=1, and an exception that the user's own signal handler raised
-    while our code happened to run.
+    Not ours: BADPUT_STRICT=1, and what ``foreign`` says.
     """
-    if os.environ.get("BADPUT_STRICT") == "1" or _from_signal_handler(error.__traceback__):
-        raise error
+    if os.environ.get("BADPUT_STRICT") == "1" or foreign(error):
+        try:
+            raise error
+        finally:
+            del error  # else error, traceback, this frame and error again hold each other alive
     _counts[kind] = _counts.get(kind, 0) + 1
     say(kind, f"{kind} failed ({type(error).__name__}: {error}); training is not affected")
     if sum(_counts.values()) >= MAX_FAILURES and _switch_off is not None:
@@ -67,17 +70,46 @@ def say(kind: str, text: str) -> None:
             logging.getLogger("badput").warning("badput: %s", text)
         else:
             sys.stderr.write(f"badput: {text}\n")
-    except Exception:  # noqa: BLE001 - a broken log handler or closed stderr is not our affair
-        return
+    except Exception as error:  # a broken log handler or closed stderr is not our affair
+        if foreign(error):
+            raise
 
 
-def _from_signal_handler(trace: TracebackType | None) -> bool:
-    codes: list[object] = []
+def foreign(error: BaseException) -> bool:
+    """True if the program's own code raised ``error`` while ours happened to run.
+
+    Its signal handler did, or another thread threw it into this one (what tools that limit
+    the time of a call do), or it is no ``Exception``, like KeyboardInterrupt.
+    """
+    if not isinstance(error, Exception):
+        return True
+    trace = error.__traceback__
+    frame: FrameType | None = None
     while trace is not None:
-        codes.append(trace.tb_frame.f_code)
-        trace = trace.tb_next
-    for number in signal.valid_signals():
-        code = getattr(signal.getsignal(number), "__code__", None)
-        if code is not None and code in codes:
+        caller, frame = frame, trace.tb_frame
+        if caller is not None and _handles_signal(frame, caller):
             return True
-    return False
+        trace = trace.tb_next
+    # Thrown in: our own line raised what neither we nor Python's own code know of.
+    home = type(error).__module__.partition(".")[0]
+    place = "" if frame is None else str(frame.f_globals.get("__name__"))
+    known = home in sys.stdlib_module_names or home in ("builtins", "badput")
+    return place.partition(".")[0] == "badput" and not known
+
+
+def _handles_signal(frame: FrameType, caller: FrameType) -> bool:
+    """A signal handler is the one function that is given the frame that it interrupted.
+
+    Not asked is whether it is the handler of a signal now: it may have set another one.
+    """
+    given: list[object] = list(frame.f_locals.values())
+    for value in given:
+        if isinstance(value, tuple):  # *args
+            given.extend(cast("tuple[object, ...]", value))
+        if value is caller:
+            return True
+    code = frame.f_code
+    return any(
+        getattr(signal.getsignal(number), "__code__", None) is code
+        for number in signal.valid_signals()
+    )

@@ -81,8 +81,10 @@ def write_part(run: str | os.PathLike[str], table: str, name: str, data: pa.Tabl
     tmp_dir.mkdir(parents=True, exist_ok=True)
     tmp = tmp_dir / f"{table}-{name}-{os.getpid()}.parquet"
     try:
-        pq.write_table(data.cast(arrow_schema(table)), tmp, **_write_options(data, table))
-        with open(tmp, "rb") as handle:
+        # An open file: as a path, pyarrow takes no name that is not UTF-8.
+        with open(tmp, "wb") as handle:
+            pq.write_table(data.cast(arrow_schema(table)), handle, **_write_options(data, table))
+            handle.flush()
             os.fsync(handle.fileno())
         tmp.replace(target)
     except BaseException:

@@ -14,9 +14,10 @@ import time
 from collections import deque
 
 from badput import layout as lo
+from badput.guard import say
 from badput.schema import STEP_CATEGORIES
 from badput.steps import Step
-from badput.values import as_count, to_json
+from badput.values import MAX_STEP, as_count, to_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CATEGORY = {name: index for index, name in enumerate(STEP_CATEGORIES)}
 _LOCK_WAIT_S = 0.05
+_RESERVED = frozenset({"end", "dropped"})
 _now = time.monotonic_ns
 
 
@@ -142,11 +144,14 @@ class Recorder:
     # -- events and the end -----------------------------------------------------------------
     def event(self, kind: str, attrs: dict[str, Any]) -> None:
         """Record an instant. ``rewind`` also sets the step counter to its ``to_step``."""
-        step = as_count("event step", attrs.pop("step", None))
+        if kind in _RESERVED:
+            say(f"event {kind}", f"event({kind!r}) is not the program's to tell; kept as a note")
+            kind, attrs = "note", {**attrs, "kind": kind}
+        step = as_count("event step", attrs.pop("step", None), MAX_STEP)
         if step is None:
             step = self.step.number if self.step.open else self.step.last
         if kind == "rewind":
-            target = as_count("to_step", attrs.get("to_step"))
+            target = as_count("to_step", attrs.get("to_step"), MAX_STEP)
             if target is not None:
                 self.step.last = target
         self.append(lo.EVENT, {"k": kind, "t": _now(), "s": step, "a": attrs})

@@ -12,7 +12,7 @@ from typing import cast
 from badput import __version__, guard, identity
 from badput.recorder import Recorder
 from badput.spawn import ensure_collector
-from badput.spool import Spool, SpoolError, default_root
+from badput.spool import Spool, SpoolError, above_standard, default_root
 from badput.values import SMALL, as_count, plain
 
 TYPE_CHECKING = False
@@ -45,9 +45,9 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
     process_id = int.from_bytes(os.urandom(8), "little") >> 1 or 1
     _root = default_root()
     try:
-        spool = Spool(
-            _root, process_id, facts(process_id, os.path.abspath(os.fsdecode(run)), role, given)
-        )
+        who = facts(process_id, os.path.abspath(os.fsdecode(run)), role, given)
+        with above_standard():
+            spool = Spool(_root, process_id, who)
     except (SpoolError, OSError) as error:
         guard.say("spool", f"recording is off: {error}")
         return None

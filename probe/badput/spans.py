@@ -16,7 +16,7 @@ from badput import Nothing
 from badput import layout as lo
 from badput.guard import fail
 from badput.recorder import CATEGORY
-from badput.values import as_count
+from badput.values import MAX_STEP, as_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Span:
         """A pickled or copied span is one that does nothing."""
         return (Nothing, ())
 
-    def set(self, **attrs: object) -> None:
+    def set(self, /, **attrs: object) -> None:
         """Add attributes, such as ``step``, ``path``, ``bytes`` and ``durable`` of a save."""
         try:
             self._attrs.update(attrs)
@@ -81,9 +81,17 @@ class Span:
             self._start = now = _now()
             state[at + 1] = step.number << 16 | phase
             state[at] = now
-        except Exception as error:  # noqa: BLE001 - guard
+        except BaseException as error:  # noqa: BLE001 - guard
+            self._abandon()
             fail("span begin", error)
         return self
+
+    def _abandon(self) -> None:
+        """Take a span off the stack whose begin or end was cut off: it gets no row."""
+        self._start = 0
+        stack = self._rec.stack
+        while self in stack:
+            stack.remove(self)
 
     def _enter(self) -> None:
         rec = self._rec
@@ -91,7 +99,7 @@ class Span:
         self._quick = -1
         self._begin: int | None = None
         self._background = _ident() != rec.owner
-        self.inside = rec.step.open or self._background
+        self.inside = bool(rec.step.open) or self._background
         self._own = self._background or not self.inside or self.name in _OWN_ROW
         self.phase = 0 if self._background else rec.phase_of(self.name)
         self._start = _now()
@@ -113,8 +121,8 @@ class Span:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        end = _now()
         try:
+            end = _now()
             rec = self._rec
             stack = rec.stack
             step = rec.step
@@ -134,11 +142,14 @@ class Span:
             state = rec.spool.state
             state[at + 1] = step.number << 16 | phase
             state[at] = end
-        except Exception as problem:  # noqa: BLE001 - guard
+        except BaseException as problem:  # noqa: BLE001 - guard
+            self._abandon()
             fail("span end", problem)
 
     def _exit(self, end: int, kind: type[BaseException] | None) -> None:
         rec = self._rec
+        if not self._start:  # abandoned
+            return
         ns = end - self._start
         if self._quick >= 0:
             self._leave(end, ns)
@@ -149,7 +160,7 @@ class Span:
             more = {"b": self._begin, "d": ns, "f": None if kind is None else kind.__name__}
             rec.append(lo.SPAN, {**self._payload(), **more})
         if self.name == "load" and kind is None and not self._background:
-            step = as_count("load step", self._attrs.get("step"))
+            step = as_count("load step", self._attrs.get("step"), MAX_STEP)
             if step is not None and not rec.step.open:
                 rec.step.last = step
 
@@ -171,20 +182,38 @@ class Span:
 class Data:
     """An iterable whose waits are measured; everything else is passed on to it."""
 
-    __slots__ = ("_inner", "_rec")
+    __slots__ = ("__weakref__", "_inner", "_rec")
+    _inner: Any
 
     def __init__(self, recorder: Recorder, inner: Iterable[Any]) -> None:
-        self._rec = recorder
-        self._inner = inner
+        object.__setattr__(self, "_rec", recorder)
+        object.__setattr__(self, "_inner", inner)
 
     def __iter__(self) -> Iterator[Any]:
         return DataIterator(self._rec, self._inner)
 
+    # Python looks these up on the class, so __getattr__ does not pass them on. Each does, or
+    # raises, what the user's own object does.
     def __len__(self) -> int:
-        return len(self._inner)  # pyright: ignore[reportArgumentType] - raises like the user's own
+        return len(self._inner)
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._inner[key]
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._inner
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._inner)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """A pickled or copied one is the iterable itself."""
@@ -195,54 +224,82 @@ def _same(value: object) -> object:
     return value
 
 
+class IteratorData(Data):
+    """The same for what is an iterator itself. It may begin anew with each ``iter`` all the same,
+    as loaders do whose ``__iter__`` winds them back and returns ``self``."""
+
+    __slots__ = ()
+
+    def __next__(self) -> Any:
+        start = _now()
+        _wait_begins(self._rec, start)
+        try:
+            return next(self._inner)
+        finally:
+            _wait_ends(self._rec, start)
+
+
+def measured(recorder: Recorder, iterable: object) -> Any:
+    """``iterable`` with its waits measured; what only ``async for`` takes as it is."""
+    kind = type(iterable)
+    if hasattr(kind, "__aiter__") and not hasattr(kind, "__iter__"):
+        return iterable
+    inner: Any = iterable
+    return (IteratorData if hasattr(kind, "__next__") else Data)(recorder, inner)
+
+
 class DataIterator:
     """Measures each ``next``. What the user's iterator raises passes through unchanged."""
 
-    __slots__ = ("_inner", "_rec")
+    __slots__ = ("__weakref__", "_inner", "_rec")
 
     def __init__(self, recorder: Recorder, inner: Iterable[Any]) -> None:
         self._rec = recorder
         start = _now()
-        self._enter(start)
+        _wait_begins(recorder, start)
         try:
             self._inner = iter(inner)  # a loader starts its workers here
         finally:
-            self._leave(start)
+            _wait_ends(recorder, start)
 
     def __iter__(self) -> DataIterator:
         return self
 
     def __next__(self) -> Any:
         start = _now()
-        self._enter(start)
+        _wait_begins(self._rec, start)
         try:
             return next(self._inner)
         finally:
-            self._leave(start)
+            _wait_ends(self._rec, start)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _enter(self, start: int) -> None:
-        try:
-            rec = self._rec
-            if threading.get_ident() == rec.owner:
-                rec.set_phase(_PHASE_DATA, start)
-        except Exception as error:  # noqa: BLE001 - guard
-            fail("data", error)
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """A pickled or copied one is the iterator itself."""
+        return (_same, (self._inner,))
 
-    def _leave(self, start: int) -> None:
-        try:
-            rec = self._rec
-            if threading.get_ident() != rec.owner:
-                return
-            end = _now()
-            if rec.step.open:
-                rec.step.add(_DATA, end - start)
-                if rec.stack:
-                    rec.stack[-1].child += end - start
-            elif not rec.stack:  # inside an out-of-step span the wait is that span's time
-                rec.step.wait(end - start)
-            rec.back_to(end)
-        except Exception as error:  # noqa: BLE001 - guard
-            fail("data", error)
+
+def _wait_begins(rec: Recorder, start: int) -> None:
+    try:
+        if _ident() == rec.owner:
+            rec.set_phase(_PHASE_DATA, start)
+    except Exception as error:  # noqa: BLE001 - guard
+        fail("data", error)
+
+
+def _wait_ends(rec: Recorder, start: int) -> None:
+    try:
+        if _ident() != rec.owner:
+            return
+        end = _now()
+        if rec.step.open:
+            rec.step.add(_DATA, end - start)
+            if rec.stack:
+                rec.stack[-1].child += end - start
+        elif not rec.stack:  # inside an out-of-step span the wait is that span's time
+            rec.step.wait(end - start)
+        rec.back_to(end)
+    except Exception as error:  # noqa: BLE001 - guard
+        fail("data", error)

@@ -11,7 +11,7 @@ import sys
 
 from badput import identity
 from badput.layout import FORMAT_VERSION
-from badput.spool import open_root
+from badput.spool import above_standard, create, open_root
 
 LOG_LIMIT = 1 << 20
 
@@ -25,8 +25,7 @@ def lock_name() -> str:
 
 def try_lock(root_fd: int) -> int | None:
     """A descriptor that holds the collector's lock, or None if a collector has it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(lock_name(), flags, 0o600, dir_fd=root_fd)
+    fd = create(lock_name(), os.O_RDWR | os.O_CREAT, root_fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -42,6 +41,13 @@ def ensure_collector(root: str) -> bool:
     starts a collector. A shell in between puts it into the background: it becomes no child
     of the training process, whose own waitpid() must not meet a stranger.
     """
+    if not sys.executable or getattr(sys, "frozen", False):  # it would start the program again
+        raise OSError("no Python to start the collector with; use `badput collect` afterwards")
+    with above_standard():
+        return _ensure_collector(root)
+
+
+def _ensure_collector(root: str) -> bool:
     root_fd = open_root(root)
     lock: int | None = None
     log: int | None = None
@@ -73,8 +79,7 @@ def ensure_collector(root: str) -> bool:
 
 
 def _open_log(root_fd: int) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open("collector.log", flags, 0o600, dir_fd=root_fd)
+    fd = create("collector.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, root_fd)
     if os.fstat(fd).st_size > LOG_LIMIT:
         os.ftruncate(fd, 0)
     return fd

@@ -1,5 +1,5 @@
 # No pathlib: calls relative to a descriptor follow no link, and it is slow to import.
-# ruff: noqa: PTH100, PTH102, PTH118, PTH208
+# ruff: noqa: PTH100, PTH101, PTH102, PTH116, PTH118, PTH208
 """The writer's side of a spool: memory-mapped, append-only, safe against SIGKILL.
 
 What is written here is in the kernel's page cache at once and outlives the process. The
@@ -23,6 +23,7 @@ from badput import layout as lo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from typing import Any
 
 REFUSED_FILE_SYSTEMS = frozenset(
@@ -37,6 +38,8 @@ RETRY_NS = 1_000_000_000
 """How long to wait before asking for a segment again after it was refused."""
 _MADV_POPULATE_WRITE = 23
 _RETIRED = 1 << 62
+_KEPT: list[object] = []
+"""Maps that must not be freed, since that closes descriptors which may be another's by now."""
 
 
 class SpoolError(Exception):
@@ -44,11 +47,49 @@ class SpoolError(Exception):
 
 
 def default_root() -> str:
-    """BADPUT_SPOOL, or ``badput-<uid>`` in the system's folder for temporary files."""
+    """BADPUT_SPOOL, or ``badput-<uid>`` in the system's folder for temporary files.
+
+    A BADPUT_SPOOL in which others may write, like /dev/shm, gets a ``badput-<uid>`` in it too.
+    """
+    own = f"badput-{os.getuid()}"
     given = os.environ.get("BADPUT_SPOOL")
-    if given:
-        return os.path.abspath(given)
-    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"badput-{os.getuid()}")  # noqa: S108
+    if not given:
+        return os.path.abspath(os.path.join(os.environ.get("TMPDIR") or "/tmp", own))  # noqa: S108
+    given = os.path.abspath(given)
+    with contextlib.suppress(OSError):
+        if os.stat(given).st_mode & (stat.S_ISVTX | 0o022):
+            return os.path.join(given, own)
+    return given
+
+
+@contextlib.contextmanager
+def above_standard() -> Generator[None]:
+    """Inside, new descriptors are above 2, even if the program has closed standard ones.
+
+    What a library prints to standard error must not land in a spool.
+    """
+    held: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while not held or held[-1] < 3:
+                held.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+            os.close(held.pop())
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def create(name: str, flags: int, folder: int) -> int:
+    """Open a file of ours in ``folder``, made if ``flags`` say so; ours whatever the umask."""
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        if os.fstat(fd).st_mode & 0o600 != 0o600:
+            os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def open_root(root: str) -> int:
@@ -59,6 +100,7 @@ def open_root(root: str) -> int:
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(root, 0o700)
+        os.chmod(root, 0o700)  # whatever the umask
     try:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -77,8 +119,11 @@ def _check_root(root: str, fd: int) -> None:
     info = os.fstat(fd)
     if info.st_uid != os.getuid():
         raise SpoolError(f"spool folder {root} belongs to uid {info.st_uid}, not to us")
-    if stat.S_IMODE(info.st_mode) & 0o077:
-        os.fchmod(fd, 0o700)
+    if info.st_mode & 0o022:  # not ours to change: it may be somebody's shared folder
+        raise SpoolError(
+            f"spool folder {root} can be written by other users; "
+            f"set BADPUT_SPOOL to {os.path.join(root, 'badput')} or another folder of its own"
+        )
     kind = file_system(root)
     if kind in REFUSED_FILE_SYSTEMS or kind.startswith("fuse"):
         raise SpoolError(
@@ -109,12 +154,12 @@ def make_segment(folder: int, index: int, process_id: int) -> None:
     Writer and collector may both try: the second one finds it made. Raises OSError.
     """
     name, temp = lo.segment_name(index), f"new-{index:08d}-{os.getpid()}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
-        fd = os.open(temp, flags, 0o600, dir_fd=folder)
+        fd = create(temp, flags, folder)
     except FileExistsError:  # left by a dead process that had our number
         os.unlink(temp, dir_fd=folder)
-        fd = os.open(temp, flags, 0o600, dir_fd=folder)
+        fd = create(temp, flags, folder)
     try:
         os.posix_fallocate(fd, 0, lo.SEGMENT_SIZE)
         head = (lo.SEGMENT_MAGIC, lo.FORMAT_VERSION, lo.SEGMENT_SIZE, process_id, index)
@@ -126,6 +171,11 @@ def make_segment(folder: int, index: int, process_id: int) -> None:
     finally:
         os.close(fd)
         os.unlink(temp, dir_fd=folder)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    info = os.fstat(fd)
+    return info.st_dev, info.st_ino
 
 
 def _discard(root: int, name: str) -> None:
@@ -149,7 +199,9 @@ class Spool:
 
     __slots__ = (
         "_control_fd",
+        "_control_id",
         "_folder",
+        "_folder_id",
         "_retry_at",
         "always",
         "busy",
@@ -172,17 +224,19 @@ class Spool:
         self.path = os.path.join(root, lo.spool_name(process_id))
         self.seq = self.index = self.dropped = self._retry_at = 0
         self.closed = self.busy = False
+        self._folder = self._control_fd = -1
         # Without an interpreter lock the training thread must always take ours: see steps.py.
         self.always = self.other = not getattr(sys, "_is_gil_enabled", lambda: True)()
         root_fd = open_root(root)
         temp = f".new-{lo.spool_name(process_id)}"
         try:
             os.mkdir(temp, 0o700, dir_fd=root_fd)
-            self._folder = os.open(
-                temp, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root_fd
-            )
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.chmod(temp, 0o700, dir_fd=root_fd)
+            self._folder = os.open(temp, flags, dir_fd=root_fd)
+            self._folder_id = _identity(self._folder)
             self._write_facts(facts)
-            self._control_fd, self.control = self._make_control()
+            self.control = self._make_control()
             self.state = memoryview(self.control).cast("Q")
             make_segment(self._folder, 0, process_id)
             self.map = self._map_segment(0)
@@ -190,20 +244,22 @@ class Spool:
             # From here on a collector may find it.
             os.rename(temp, lo.spool_name(process_id), src_dir_fd=root_fd, dst_dir_fd=root_fd)
         except BaseException:
+            for fd in (self._folder, self._control_fd):
+                if fd >= 0:
+                    os.close(fd)
             _discard(root_fd, temp)
             raise
         finally:
             os.close(root_fd)
 
     def _write_facts(self, facts: dict[str, Any]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open("facts.json", flags, 0o600, dir_fd=self._folder)
+        fd = create("facts.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._folder)
         with os.fdopen(fd, "w", encoding="utf-8") as handle:
             json.dump({"format": lo.FORMAT_VERSION, **facts}, handle)
 
-    def _make_control(self) -> tuple[int, mmap.mmap]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open("control", flags, 0o600, dir_fd=self._folder)
+    def _make_control(self) -> mmap.mmap:
+        fd = self._control_fd = create("control", os.O_RDWR | os.O_CREAT | os.O_EXCL, self._folder)
+        self._control_id = _identity(fd)
         os.posix_fallocate(fd, 0, lo.CONTROL_SIZE)
         # A record lock belongs to this process alone: not inherited over fork, gone with it.
         # Whoever can take it knows that the writer is dead, even from another pid namespace.
@@ -211,7 +267,7 @@ class Spool:
         control = mmap.mmap(fd, lo.CONTROL_SIZE)
         head = (lo.CONTROL_MAGIC, lo.FORMAT_VERSION, lo.SEGMENT_SIZE, self.process_id)
         lo.CONTROL_HEAD.pack_into(control, 0, *head)
-        return fd, control
+        return control
 
     def _map_segment(self, index: int) -> mmap.mmap:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -244,7 +300,8 @@ class Spool:
             self._retry_at = now + RETRY_NS // 20
             return False
         try:
-            area = self._next_segment()
+            with above_standard():
+                area = self._next_segment()
         except OSError:
             self._retry_at = now + RETRY_NS
             return False
@@ -254,6 +311,8 @@ class Spool:
         return True
 
     def _next_segment(self) -> mmap.mmap:
+        if _identity(self._folder) != self._folder_id:
+            raise OSError(f"the descriptor of {self.path} was closed by the program")
         try:
             return self._map_segment(self.index + 1)  # prepared by the collector
         except FileNotFoundError:
@@ -302,8 +361,12 @@ class Spool:
 
     def release(self) -> None:
         """Give the descriptors back; the maps go with the last reference to them."""
-        for fd in (self._control_fd, self._folder):
+        for fd, made in ((self._control_fd, self._control_id), (self._folder, self._folder_id)):
             try:
-                os.close(fd)
+                ours = _identity(fd) == made
             except OSError:
-                continue
+                ours = False
+            if ours:
+                os.close(fd)
+            else:  # the program closed it and may have its own there now; so with those of the maps
+                _KEPT.extend((self.map, self.control))

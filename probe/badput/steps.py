@@ -17,10 +17,11 @@ from zlib import crc32
 from badput import Nothing
 from badput import layout as lo
 from badput.guard import fail, say
-from badput.values import as_count, as_flag, as_float
+from badput.values import MAX_STEP, as_count, as_flag, as_float, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from badput.recorder import Recorder
@@ -33,6 +34,21 @@ _TOKENS = lo.TOKENS_AT // 8
 _PRE = lo.PRE_AT // 8
 _CRC = lo.STEP_CRC_AT // 4
 _LOCK_WAIT_S = 0.5
+CLOSED, OPEN, ENDING = 0, 1, 2
+"""``Step.open``. A step that is being written takes no other in: a signal handler or a second
+thread that begins one meanwhile would write into the same buffer."""
+
+
+class Log:
+    """What ``with step() as ...`` gives: only ``log``. It is not the step itself, so that whoever
+    keeps it does not look like a ``with`` block that is still under way (see ``Step.stale``)."""
+
+    __slots__ = ("log",)
+    log: Callable[..., None]
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """A pickled or copied one does nothing."""
+        return (Nothing, ())
 
 
 class Step:
@@ -44,8 +60,8 @@ class Step:
     __slots__ = (
         "_blank", "_buf", "_crc", "_extra", "_pending", "_rec", "_short", "_spool", "_stack",
         "_start",
-        "_whole", "acc", "counts", "flags", "floats", "last", "number", "open", "slot", "state",
-        "tokens",
+        "_whole", "acc", "counts", "flags", "floats", "last", "number", "open", "refs", "slot",
+        "state", "tokens", "view",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder) -> None:
@@ -68,25 +84,34 @@ class Step:
         self._start = self.number = self.flags = self.last = 0
         self.slot = lo.SLOT_WORD
         self.tokens: int | None = None
-        self.open = self._extra = False
+        self.open = CLOSED
+        self._extra = False
+        self.refs = 0
+        self.view = Log()
+        self.view.log = self.log
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """A pickled or copied step is one that does nothing."""
         return (Nothing, ())
 
     # -- the hot path -----------------------------------------------------------------------
-    def __enter__(self) -> Step:
+    def __enter__(self) -> Log:
         try:
+            if self.open:  # another thread was quicker
+                say("nested step", "a step inside a step is ignored")
+                return self.view
+            self.open = OPEN
             self.number = number = self.last + 1
-            self.open = True
             self.slot = at = self.slot ^ _TURN
             state = self.state
             self._start = now = _now()
             state[at + 1] = number << 16 | _PHASE_STEP
             state[at] = now
-        except Exception as error:  # noqa: BLE001 - guard
+        except BaseException as error:  # noqa: BLE001 - guard
+            self.open = CLOSED  # nobody ends a step whose begin raised
+            self.reset()
             fail("step begin", error)
-        return self
+        return self.view
 
     def __exit__(
         self,
@@ -94,9 +119,11 @@ class Step:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        end = _now()
         try:
-            self.open = False
+            end = _now()
+            if self.open != OPEN:  # its begin failed, or another thread ended it
+                return
+            self.open = ENDING
             spool = self._spool
             if kind is not None:
                 self._failed(end, kind, trace)
@@ -120,12 +147,29 @@ class Step:
                     written = True
             finally:
                 spool.busy = False
+            self.open = CLOSED
             if not written:
                 self._dropped(end)
             if self._pending:
                 self._rec.flush_pending()
-        except Exception as problem:  # noqa: BLE001 - guard
+        except BaseException as problem:  # noqa: BLE001 - guard
+            self.open = CLOSED
+            self.reset()
             fail("step end", problem)
+
+    def stale(self, refs: int) -> bool:
+        """Give up an open step that no ``with`` block holds any more; True if it was one.
+
+        A signal handler that raises right at the begin or the end of a step can keep Python
+        from ever calling ``__exit__``; all later steps would then pass for nested ones. Only
+        the block's reference tells it from a nested step. ``refs``: references counted now.
+        """
+        if refs != self.refs or self.open != OPEN or self._spool.always:
+            return False
+        self.open = CLOSED
+        self._rec.unwind()
+        self.reset()
+        return True
 
     # -- less usual -------------------------------------------------------------------------
     def _write_slowly(self, end: int) -> bool:
@@ -170,6 +214,7 @@ class Step:
 
     def add(self, category: int, ns: int) -> None:
         """Add nanoseconds to an accumulator, whose use makes it 0, not unknown, in later steps."""
+        ns = max(ns, 0)  # below 0: a wait began before the span around it, as a generator's can
         have = self.acc[category]
         if have != lo.ACC_NULL:
             self.acc[category] = have + ns
@@ -192,6 +237,7 @@ class Step:
     def _failed(self, end: int, kind: type[BaseException], trace: TracebackType | None) -> None:
         """Record a step whose block raised: a span, and the first sign of a failure."""
         rec = self._rec
+        self.open = CLOSED
         rec.unwind()
         self.reset()
         attrs = {"step": self.number, "exception": kind.__name__}
@@ -218,7 +264,7 @@ class Step:
         committed: object = None,
     ) -> None:
         """Take the rarer things a step can be given, checking each."""
-        if number is not None and (count := as_count("number", number)) is not None:
+        if number is not None and (count := as_count("number", number, MAX_STEP)) is not None:
             self.last = count - 1
         if samples is not None and (count := as_count("samples", samples)) is not None:
             self.counts[lo.SAMPLES_AT // 8] = count
@@ -227,13 +273,14 @@ class Step:
             self.counts[lo.PADDING_AT // 8] = count
             self._extra = True
         if source is not None:
-            self._crc[lo.SOURCE_AT // 4] = self._rec.name_id(str(source))
+            self._crc[lo.SOURCE_AT // 4] = self._rec.name_id(str(plain(source)))
             self._extra = True
         if committed is not None:
             self._flag("committed", committed, lo.COMMITTED_KNOWN, lo.COMMITTED)
 
     def log(
         self,
+        /,
         *,
         loss: float | None = None,
         grad_norm: float | None = None,

@@ -12,18 +12,22 @@ import os
 import sys
 from typing import Any, cast
 
-from badput.guard import say
+from badput.guard import foreign, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MAX_COUNT = 1 << 62
+MAX_STEP = 1 << 47
+"""Limit of step numbers, which share 64 bits with a phase in the state slot."""
 SMALL = 1 << 31
 """Limit of what is stored in 32 bits: ranks, stages."""
 MAX_PAYLOAD = 32_768
 """Bytes of JSON in one record; what is longer loses its attributes and says so."""
 _MAX_DEPTH = 6
+_BUDGET = 1 << 18
+"""Characters, roughly, that one value may become: lists of lists of lists grow without end."""
 
 
 def is_tensor(value: object) -> bool:
@@ -38,30 +42,37 @@ def as_count(what: str, value: object, limit: int = _MAX_COUNT) -> int | None:
     if value is None:
         return None
     number: int | None = None
-    if isinstance(value, int):  # bool included: True tokens is 1 token
-        number = value
-    elif isinstance(value, float):
-        number = int(value) if value.is_integer() else None
-    elif isinstance(value, numbers.Integral) and not is_tensor(value):
-        number = int(value)
+    try:
+        if isinstance(value, int):  # bool included: True tokens is 1 token
+            number = int(value)
+        elif isinstance(value, float):
+            number = int(value) if value.is_integer() else None
+        elif isinstance(value, numbers.Integral) and not is_tensor(value):
+            number = int(value)
+    except Exception as error:  # the value's own code raised
+        if foreign(error):
+            raise
     if number is None or not 0 <= number < limit:
         kind = "a tensor" if is_tensor(value) else f"{type(value).__name__}"
+        if number is not None:
+            kind = "one below 0" if number < 0 else "one that is too large"
         say(f"value {what}", f"{what} wants a whole number >= 0 and got {kind}; it is left out")
         return None
-    return int(number)
+    return number
 
 
 def as_float(what: str, value: object) -> float | None:
     """``value`` as a float (NaN and infinity are fine), or None with one warning."""
     if value is None:
         return None
-    if isinstance(value, (float, int)) or (
-        isinstance(value, numbers.Real) and not is_tensor(value)
-    ):
-        try:
+    try:
+        if isinstance(value, (float, int)) or (
+            isinstance(value, numbers.Real) and not is_tensor(value)
+        ):
             return float(value)
-        except (OverflowError, ValueError):
-            return None
+    except Exception as error:  # too large for a float, or the value's own code raised
+        if foreign(error):
+            raise
     hint = "use .item()" if is_tensor(value) else "give a float"
     say(f"value {what}", f"{what} wants a plain number and got {type(value).__name__}; {hint}")
     return None
@@ -73,15 +84,35 @@ def as_flag(what: str, value: object) -> bool | None:
         return value
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
-    say(f"value {what}", f"{what} wants True or False and got {type(value).__name__}")
+    kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
+        return bool(value)
+    say(f"value {what}", f"{what} wants True or False and got {kind.__name__}")
     return None
 
 
-def plain(value: object, depth: int = 0) -> Any:  # noqa: PLR0911 - one line a type
+def plain(value: object) -> Any:
     """``value`` as something JSON can hold. Non-finite floats become text, objects their type."""
+    return _plain(value, 0, [_BUDGET])
+
+
+def _plain(value: object, depth: int, left: list[int]) -> Any:
+    left[0] -= 8
+    if left[0] <= 0:
+        return "..."
+    try:
+        return _convert(value, depth, left)
+    except Exception as error:  # the value's own code raised
+        if foreign(error):
+            raise
+        return f"<{type(value).__name__}>"
+
+
+def _convert(value: object, depth: int, left: list[int]) -> Any:  # noqa: PLR0911 - one line a type
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
+        left[0] -= min(len(value), 4000)
         return value[:4000].encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, int):
         return int(value) if -(1 << 63) <= value < 1 << 63 else f"{value:#x}"[:40]
@@ -90,28 +121,40 @@ def plain(value: object, depth: int = 0) -> Any:  # noqa: PLR0911 - one line a t
         return value if value - value == 0 else str(value)
     if depth < _MAX_DEPTH and isinstance(value, dict):
         items = list(cast("dict[Any, Any]", value).items())[:200]
-        return {str(plain(k, _MAX_DEPTH)): plain(v, depth + 1) for k, v in items}
+        return {
+            str(_plain(k, _MAX_DEPTH, left)): _plain(v, depth + 1, left)
+            for k, v in items
+            if left[0] > 0
+        }
     if depth < _MAX_DEPTH and isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(v, depth + 1) for v in list(cast("Iterable[Any]", value))[:1000]]
+        inner = list(cast("Iterable[Any]", value))[:1000]
+        return [_plain(v, depth + 1, left) for v in inner if left[0] > 0]
     if is_tensor(value):
         return "<Tensor>"
     if isinstance(value, numbers.Integral):
-        return plain(int(value))
+        return _plain(int(value), depth, left)
     if isinstance(value, numbers.Real):
-        return plain(float(value))
+        return _plain(float(value), depth, left)
     if isinstance(value, os.PathLike):
-        return plain(os.fsdecode(cast("os.PathLike[str]", value)))
+        return _plain(os.fsdecode(cast("os.PathLike[str]", value)), depth, left)
     return f"<{type(value).__name__}>"
 
 
 def to_json(payload: dict[str, Any]) -> bytes:
-    """``payload`` as JSON bytes of at most MAX_PAYLOAD; key ``a`` is given up if too long."""
+    """``payload`` as JSON bytes of at most MAX_PAYLOAD; only small values of ``a`` if too long."""
     data = json.dumps(plain(payload), separators=(",", ":"), allow_nan=False).encode()
     if len(data) <= MAX_PAYLOAD:
         return data
-    short = {k: v for k, v in payload.items() if k != "a"}
-    kept: dict[str, Any] = {"truncated": True}
-    step = payload.get("a", {}).get("step")
-    if isinstance(step, int):
-        kept["step"] = step
-    return json.dumps(plain({**short, "a": kept}), separators=(",", ":")).encode()
+    attrs: dict[Any, Any] = payload.get("a") or {}
+    small = {k: v for k, v in list(attrs.items())[:200] if _is_small(k) and _is_small(v)}
+    kept = {**dict(list(small.items())[:20]), "truncated": True}
+    return json.dumps(plain({**payload, "a": kept}), separators=(",", ":")).encode()
+
+
+def _is_small(value: object) -> bool:
+    """What a record that is too long keeps: a save's step and durability must not get lost."""
+    return (
+        value is None
+        or type(value) in (bool, int, float)
+        or (type(value) is str and len(value) <= 200)
+    )

@@ -63,12 +63,25 @@ class Watch:
             os.close(fd)
 
     def dead(self) -> bool:
-        """True once the process has ended."""
+        """True once the process has ended, or has become another program."""
         if self.fd is not None:
             poll = select.poll()
             poll.register(self.fd, select.POLLIN)
-            return bool(poll.poll(0))
+            return bool(poll.poll(0)) or (lock_is_free(self._control_fd) and self._execed())
         return lock_is_free(self._control_fd)
+
+    def _execed(self) -> bool:
+        """True if an exec put another program into the process, which took the maps away.
+
+        Asked only when the lock is free, which alone says less: the program may have closed
+        our descriptors, and then goes on recording.
+        """
+        inode = os.fstat(self._control_fd).st_ino
+        try:
+            with open(f"/proc/{self._pid}/maps", encoding="utf-8", errors="replace") as maps:
+                return not any(line.split(maxsplit=5)[4:5] == [str(inode)] for line in maps)
+        except OSError:
+            return False
 
     def status(self) -> int | None:
         """The wait status of the dead process, None if it cannot be known (any more)."""
