@@ -110,16 +110,23 @@ class Books:
             statements = cursor.extract_statements(sql)
         except duckdb.Error as error:
             raise BooksError(_sentence(error)) from None
+        except TypeError:
+            raise BooksError("the query is not text that can be written as UTF-8.") from None
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise BooksError("the console takes exactly one SELECT; anything else is refused.")
         timer = threading.Timer(QUERY_SECONDS, cursor.interrupt)
         timer.start()
         try:
+            # WITH x AS (DELETE ... RETURNING *) SELECT counts as a SELECT: without this
+            # transaction it would change the books of everyone who has them open.
+            cursor.execute("BEGIN TRANSACTION READ ONLY")
             cursor.execute(statements[0])
             names = [str(d[0]) for d in cast(list[Any], cursor.description)]
             return names, cursor.fetchmany(max(0, limit))
         except duckdb.InterruptException:
             raise BooksError(f"the query ran longer than {QUERY_SECONDS:.0f} s.") from None
+        except duckdb.TransactionException:
+            raise BooksError("the console only reads; a query that writes is refused.") from None
         except duckdb.Error as error:
             raise BooksError(_sentence(error)) from None
         finally:

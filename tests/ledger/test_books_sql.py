@@ -103,3 +103,29 @@ def test_the_page_about_the_books_lists_every_view_as_it_is(root: Path) -> None:
     page = (root / "docs" / "ledger.md").read_text(encoding="utf-8")
     for view in chain.views():
         assert f"| `{view.name}` | {view.about} |" in page, f"docs/ledger.md: {view.name}"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "WITH x AS (DELETE FROM steps RETURNING *) SELECT count(*) FROM x",
+        "WITH x AS (UPDATE leaves SET ns = 0 RETURNING *) SELECT count(*) FROM x",
+        "WITH x AS (INSERT INTO slots VALUES ('z', 1, 1) RETURNING *) SELECT 1 FROM x",
+    ],
+)
+def test_a_select_that_writes_is_refused_and_changes_nothing(make: Any, query: str) -> None:
+    pid = make.process(0, init=2)
+    make.end(pid, make.steps(pid, 1, 30, 10, 1.0))
+    state = "SELECT (SELECT count(*) FROM steps), (SELECT sum(ns) FROM leaves), count(*) FROM slots"
+    with open_books(make.write()) as books:
+        before = books.query(state)
+        with pytest.raises(BooksError, match="only reads"):
+            books.query(query)
+        assert books.query(state) == before
+
+
+def test_a_query_that_is_not_unicode_is_refused_in_one_sentence(make: Any) -> None:
+    pid = make.process(0, init=2)
+    make.end(pid, make.steps(pid, 1, 30, 10, 1.0))
+    with open_books(make.write()) as books, pytest.raises(BooksError, match="UTF-8"):
+        books.query("SELECT '\ud800'")
