@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any
 
 UNKNOWN = "–"
@@ -87,14 +88,20 @@ def instant(iso: str | None) -> str:
     return iso.replace("T", " ")[:19] + " UTC"
 
 
+def _visible(value: Any) -> str:
+    """Text without line ends and control characters, some of which turn the rest of a line."""
+    return "".join(c if c.isprintable() else " " for c in str(value))
+
+
 def escape(value: Any) -> str:
     """Text of the run made harmless for plotly, which reads some HTML in labels and hovers."""
-    return html.escape(str(value), quote=False)
+    return html.escape(_visible(value), quote=False)
 
 
 def markdown(value: Any) -> str:
     """Text of the run made harmless for markdown: shown as it is, no links, no markup."""
-    text = str(value).replace("\n", " ")
+    # A word joiner keeps streamlit from taking :smile: for an emoji: a backslash does not.
+    text = re.sub(r":(?=[\w+-]+:)", ":\u2060", _visible(value))
     return "".join(f"\\{c}" if c in "\\`*_{}[]()#+-!|>~$:<" else c for c in text)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from badput_ledger.errors import BooksError
 
 HOUR_NS = 3_600_000_000_000
+LONGEST_CURRENCY = 12
+"""Characters of a currency; anything longer is not one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def check_price(value: float) -> float:
 def choose_price(given: float | None, config: dict[str, object], currency: str) -> Price:
     """The caller's price, else the run's; raises BooksError for a bad given one.
 
-    A bad price in the run's configuration counts as unknown.
+    A bad price or currency in the run's configuration counts as unknown.
     """
     if given is not None:
         return Price(check_price(given), currency, "given")
@@ -56,5 +58,7 @@ def choose_price(given: float | None, config: dict[str, object], currency: str) 
     # Not isfinite: a whole number in JSON may be too large for a float.
     if not 0 <= said < 1e300:
         return Price(None, currency, None)
-    own = config.get("currency")
-    return Price(float(said), own if isinstance(own, str) else currency, "run configuration")
+    own = config.get("currency") or currency
+    if not (isinstance(own, str) and len(own) <= LONGEST_CURRENCY and own.isprintable()):
+        return Price(None, currency, None)  # a price in an unknown unit is no price
+    return Price(float(said), own, "run configuration")

@@ -86,3 +86,10 @@ def test_evidence_names_the_line_or_the_row() -> None:
     assert tables.evidence_text(line) == "a.log:7  boom"
     row = {"table": "events", "process_id": 3, "seq": 9}
     assert tables.evidence_text(row) == "events  process_id=3 seq=9"
+
+
+def test_text_of_a_run_cannot_turn_the_line_around_or_become_an_emoji() -> None:
+    assert fmt.markdown("a\u202eb\x1b[0m\nc") == r"a b \[0m c"
+    assert fmt.escape("a\u202e<b>") == "a &lt;b&gt;"
+    assert ":smile:" not in fmt.markdown("x :smile:").replace("\\", "")
+    assert fmt.markdown("12:30") == r"12\:30"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,15 @@ def test_attrs_of_an_end_may_hold_anything(make: Any, attrs: str) -> None:
 def test_a_price_of_the_run_that_cannot_be_counts_as_unknown(make: Any, price: str) -> None:
     pid = small(make)
     config = '{"price_per_gpu_hour": ' + price + "}"
+    make.add("runs", process_id=pid, time_ns=1, source="probe", config=config)
+    with open_books(make.write()) as books:
+        assert books.report()["cost"]["total"] is None
+
+
+@pytest.mark.parametrize("currency", ["x" * 40, "a\u202eb", 5, ["USD"]])
+def test_a_price_in_an_impossible_currency_counts_as_unknown(make: Any, currency: Any) -> None:
+    pid = small(make)
+    config = json.dumps({"price_per_gpu_hour": 2.0, "currency": currency})
     make.add("runs", process_id=pid, time_ns=1, source="probe", config=config)
     with open_books(make.write()) as books:
         assert books.report()["cost"]["total"] is None
