@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from badput_app import cache, fmt, state, strings, tables
+from badput_ledger.price import GREATEST_PRICE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,7 @@ def price_input(settings: state.Settings) -> float | None:
         price = st.number_input(
             strings.PRICE_LABEL,
             min_value=0.0,
+            max_value=GREATEST_PRICE,
             value=settings.price,
             step=0.1,
             format="%.2f",

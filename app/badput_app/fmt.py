@@ -101,7 +101,7 @@ def escape(value: Any) -> str:
 def markdown(value: Any) -> str:
     """Text of the run made harmless for markdown: shown as it is, no links, no markup."""
     # A word joiner keeps streamlit from taking :smile: for an emoji: a backslash does not.
-    text = re.sub(r":(?=[\w+-]+:)", ":\u2060", _visible(value))
+    text = re.sub(r":(?!\d\d:)(?=[\w+-]+:)", ":\u2060", _visible(value).strip())
     return "".join(f"\\{c}" if c in "\\`*_{}[]()#+-!|>~$:<" else c for c in text)
 
 

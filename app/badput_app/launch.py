@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from badput_app import server, strings
 from badput_app.state import Settings
+from badput_ledger.price import GREATEST_PRICE
 
 # Asked for here and not where it is used: a light install must hear at once what is missing.
 import streamlit  # noqa: F401  # isort: skip
@@ -121,6 +122,6 @@ def _price(text: str) -> float:
         price = float(text)
     except ValueError:
         price = math.nan
-    if not math.isfinite(price) or price <= 0:
+    if not 0 < price <= GREATEST_PRICE:  # neither is nan
         raise argparse.ArgumentTypeError(strings.BAD_PRICE.format(text=text))
     return price

@@ -17,7 +17,7 @@ def waterfall(report: Mapping[str, Any]) -> None:
     units = report.get("units") or "rank"
     priced = (report.get("cost") or {}).get("total") is not None
     _, word, _ = fmt.time_scale(report.get("total_gpu_seconds"))
-    head, control = st.columns((3, 1), vertical_alignment="bottom")
+    head, control = st.columns((2, 1), vertical_alignment="bottom")
     with control.container(horizontal=True, horizontal_alignment="right"):
         shown = st.segmented_control(
             strings.UNIT_LABEL,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from badput_ledger.errors import BooksError
 
+GREATEST_PRICE = 1e9
+"""Money per GPU-hour; more is a slip of the hand, in any currency."""
 HOUR_NS = 3_600_000_000_000
 LONGEST_CURRENCY = 12
 """Characters of a currency; anything longer is not one."""
@@ -26,7 +27,7 @@ class Price:
 
 
 def parse_price(text: str) -> float:
-    """A price given as text. Raises BooksError unless it is a finite number >= 0."""
+    """A price given as text. Raises BooksError unless it is a number that can be one."""
     try:
         value = float(text)
     except ValueError:
@@ -38,9 +39,10 @@ def parse_price(text: str) -> float:
 
 def check_price(value: float) -> float:
     """``value`` if it can be a price. Raises BooksError otherwise."""
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= GREATEST_PRICE:  # neither is nan
         raise BooksError(
-            f"the price {value} cannot be; give a finite number of money per GPU-hour, 0 or more."
+            f"the price {value} cannot be; give money per GPU-hour, "
+            f"from 0 to {GREATEST_PRICE:,.0f}."
         )
     return value
 
@@ -56,7 +58,7 @@ def choose_price(given: float | None, config: dict[str, object], currency: str) 
     if isinstance(said, bool) or not isinstance(said, int | float):
         return Price(None, currency, None)
     # Not isfinite: a whole number in JSON may be too large for a float.
-    if not 0 <= said < 1e300:
+    if not 0 <= said <= GREATEST_PRICE:
         return Price(None, currency, None)
     own = config.get("currency") or currency
     if not (isinstance(own, str) and len(own) <= LONGEST_CURRENCY and own.isprintable()):

@@ -92,4 +92,5 @@ def test_text_of_a_run_cannot_turn_the_line_around_or_become_an_emoji() -> None:
     assert fmt.markdown("a\u202eb\x1b[0m\nc") == r"a b \[0m c"
     assert fmt.escape("a\u202e<b>") == "a &lt;b&gt;"
     assert ":smile:" not in fmt.markdown("x :smile:").replace("\\", "")
-    assert fmt.markdown("12:30") == r"12\:30"
+    assert fmt.markdown("12:30:05") == r"12\:30\:05"
+    assert fmt.markdown(" name ") == "name"  # spaces would undo the bold around it

@@ -67,7 +67,7 @@ def test_a_run_of_empty_tables_has_no_books(make: Any, capsys: Any) -> None:
     assert "no process" in one_sentence(capsys, "report")
 
 
-@pytest.mark.parametrize("price", ["cheap", "", "-1", "nan", "inf", "1,5"])
+@pytest.mark.parametrize("price", ["cheap", "", "-1", "nan", "inf", "1e308", "1,5"])
 def test_a_price_that_cannot_be_is_refused(make: Any, capsys: Any, price: str) -> None:
     assert report_main([str(small(make)), "--price=" + price]) == 2
     assert "price" in one_sentence(capsys, "report")

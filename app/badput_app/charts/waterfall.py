@@ -148,7 +148,7 @@ def _lay_out(figure: go.Figure, bars: list[Bar], title: str, look: palette.Mode)
         xaxis={
             "title": {"text": title, "font": {"size": 13}},
             # Room at the right for the text of the longest bar.
-            "range": [0, longest * 1.22],
+            "range": [0, longest * 1.45],
             "gridcolor": look.grid,
             "zeroline": False,
             "fixedrange": True,
