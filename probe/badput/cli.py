@@ -33,28 +33,44 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output went away (`badput report RUN | head`): not our failure.
+        _forget_stdout()
+        code = 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _forget_stdout()
+        print(f"badput: cannot write the output: {error.strerror}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    return code
+
+
+def _run(args: Sequence[str]) -> int:
+    """Run what ``args`` ask for; what a user did wrong is a sentence, never a traceback."""
     if not args or args[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0
     if args[0] in ("-V", "--version"):
         print(f"badput {__version__}")
         return 0
-    return _run(args[0], args[1:])
-
-
-def _run(name: str, args: Sequence[str]) -> int:
-    """Run the command ``name``; what a user did wrong is a sentence, never a traceback."""
     try:
-        return _load(name)(args)
+        return _load(args[0])(args[1:])
     except _UsageError as problem:
         print(f"badput: {problem}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # The reader of our output went away (`badput report RUN | head`): not our failure.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
+    except SystemExit as leaving:  # argparse: --help or bad usage
+        return leaving.code if isinstance(leaving.code, int) else 0
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter flush what is left to nowhere, so that it has nothing to say at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _UsageError(Exception):

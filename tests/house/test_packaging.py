@@ -121,6 +121,23 @@ def test_an_unknown_command_is_bad_usage() -> None:
     assert "nonsense" in done.stderr
 
 
+def test_output_that_cannot_be_written_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "badput.cli", "--help"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "badput: cannot write the output: No space left on device\n"
+
+
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "badput.cli", "--help"]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_schema_document_lists_every_table_and_column() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "schema.md").read_text()
     sections = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
