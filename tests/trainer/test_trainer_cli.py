@@ -102,10 +102,45 @@ def test_stages_die_with_a_killed_launcher(trainer):
 
 
 @linux
-def test_an_interrupted_launcher_takes_its_stages_along_and_says_so(trainer):
+def test_a_stage_is_tied_to_its_launcher_before_it_loads_anything_slow():
+    code = "import sys, badput_trainer.rank; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+    gone = {**os.environ, "BADPUT_TRAINER_PARENT": "1", "RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "badput_trainer.rank", "{}"], env=gone, check=False
+    )
+    assert done.returncode == 1
+
+
+@linux
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 3 + [signal.SIGTERM]],
+    ids=["ctrl-c", "term", "hangup", "impatient"],
+)
+def test_a_stopped_launcher_takes_its_stages_along_and_says_so(trainer, signals):
     process, stages = endless(trainer)
-    process.send_signal(signal.SIGINT)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.02)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT
-    assert out.splitlines()[-1] == "stopped"
+    assert process.returncode == 128 + signals[0]
+    assert "stopped" in out.splitlines()
+    assert "Traceback" not in out
     assert wait_until_gone(stages) == []
+
+
+def test_output_that_cannot_be_written_does_not_stop_the_training(trainer, plain):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            trainer.command("mute", steps=4),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=trainer.env(),
+            timeout=240,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (trainer.folder / "mute" / "checkpoints" / "step-00000004" / "stage-1.json").exists()

@@ -2,12 +2,13 @@
 
 It starts one process for each pipeline stage, watches them, and after a failure starts
 all of them again from the newest checkpoint that every stage has. It never imports
-torch, so it is up at once; the stages do (``badput_trainer.worker``).
+torch, so it is up at once; the stages do (``badput_trainer.rank``).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
@@ -23,12 +24,12 @@ from typing import TYPE_CHECKING, NoReturn
 import badput
 from badput_trainer import checkpoint, data
 from badput_trainer.config import ConfigError, DataConfig, ModelConfig, TrainConfig
+from badput_trainer.rank import PARENT
 from badput_trainer.schedule import SCHEDULES, ideal_bubble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-PARENT = "BADPUT_TRAINER_PARENT"
 POLL_S = 0.02
 TERM_GRACE_S = 5.0
 RESTART_PAUSE_S = 0.5
@@ -72,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _StoppedError(Exception):
-    """SIGINT or SIGTERM asked the launcher to stop; the argument is the signal."""
+    """SIGINT, SIGTERM or SIGHUP asked the launcher to stop; the argument is the signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,35 +173,46 @@ def _launch(config: TrainConfig, restarts: int) -> int:
     os.environ["TORCHELASTIC_RUN_ID"] = job
     if config.run is not None:
         badput.init(config.run, name=config.name, role="launcher", config=config.described())
-        print(f"run: {config.run}", flush=True)
+        _say(f"run: {config.run}")
     bubble = ideal_bubble(config.stages, config.microbatches)
-    print(
+    _say(
         f"{config.stages} stages, {config.schedule}, {config.microbatches} microbatches a step "
-        f"(ideal bubble {bubble:.0%}), {config.tokens_per_step} tokens a step",
-        flush=True,
+        f"(ideal bubble {bubble:.0%}), {config.tokens_per_step} tokens a step"
     )
-    code = 1
     with _signals_raise():
         try:
-            for attempt in range(restarts + 1):
-                if _attempt(config, attempt):
-                    code = 0
-                    break
-                left = restarts - attempt
-                print(f"the attempt failed; {left} restarts left", flush=True)
-                if left:
-                    # No hot loop of crashes; and a process's birth is known to 10 ms only,
-                    # so without a pause the new ranks may seem older than the old ones' end.
-                    time.sleep(RESTART_PAUSE_S)
+            code = _attempts(config, restarts)
+            if code == 0:
+                badput.event("complete")
+            badput.close()
         except _StoppedError as stop:
-            print("stopped", flush=True)
+            _say("stopped")
             code = 128 + stop.args[0]
-    if code == 0:
-        badput.event("complete")
-    badput.close()
+        badput.close()  # outside the handler: its end is no exception to the books
     if config.run is not None:
-        print(f"books: badput report {config.run}", flush=True)
+        _say(f"books: badput report {config.run}")
     return code
+
+
+def _attempts(config: TrainConfig, restarts: int) -> int:
+    for attempt in range(restarts + 1):
+        if _attempt(config, attempt):
+            return 0
+        left = restarts - attempt
+        _say(f"the attempt failed; {left} restarts left")
+        if left:
+            # No hot loop of crashes; and a process's birth is known to 10 ms only,
+            # so without a pause the new ranks may seem older than the old ones' end.
+            time.sleep(RESTART_PAUSE_S)
+    return 1
+
+
+def _say(line: str) -> None:
+    # Whoever read our output may be gone; that is no reason to stop training. Nor is a name
+    # that the terminal cannot show.
+    with contextlib.suppress(OSError):
+        if sys.stdout is not None:
+            print(line.encode(errors="backslashreplace").decode(), flush=True)
 
 
 def _attempt(config: TrainConfig, attempt: int) -> bool:
@@ -235,7 +247,7 @@ def _start(config: TrainConfig, rank: int, port: int, attempt: int) -> subproces
     }
     env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **os.environ}
     env.update({name: str(value) for name, value in identity.items()})
-    command = [sys.executable, "-m", "badput_trainer.worker", config.to_json()]
+    command = [sys.executable, "-m", "badput_trainer.rank", config.to_json()]
     # A session of its own: Ctrl-C reaches the launcher alone, which then ends the stages.
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -251,7 +263,7 @@ def _exits(ranks: list[subprocess.Popen[bytes]], told: set[int]) -> list[int | N
         exit_code = code if code >= 0 else None
         if code != 0:
             how = f"signal {signal_number}" if signal_number else f"exit code {code}"
-            print(f"rank {rank} ended with {how}", flush=True)
+            _say(f"rank {rank} ended with {how}")
         pid = ranks[rank].pid
         badput.event("exit", rank=rank, pid=pid, exit_code=exit_code, signal=signal_number)
     return codes
@@ -278,14 +290,17 @@ def _free_port() -> int:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into _StoppedError, so that the stages are ended first."""
+    """Turn SIGINT, SIGTERM and SIGHUP into _StoppedError, so that the stages end first."""
 
     def stop(number: int, _frame: object) -> None:
-        for caught in (signal.SIGINT, signal.SIGTERM):
+        for caught in numbers:
             signal.signal(caught, signal.SIG_IGN)  # the end itself is not interrupted
         raise _StoppedError(number)
 
-    old = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        numbers.append(signal.SIGHUP)
+    old = {n: signal.signal(n, stop) for n in numbers}
     try:
         yield
     finally:

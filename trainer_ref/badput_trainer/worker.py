@@ -1,4 +1,4 @@
-"""The process of one stage: ``python -m badput_trainer.worker CONFIG_JSON``.
+"""The training of one stage, in a process of its own (``badput_trainer.rank``).
 
 The launcher (``badput_trainer.train``) starts one for each stage and hands identity over
 by the environment variables that torchrun uses. It shows how a training script uses
@@ -8,9 +8,7 @@ badput: everything that takes time has a span, and the loop has a step.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 import time
 import traceback
@@ -34,11 +32,11 @@ if TYPE_CHECKING:
 
     Batch = tuple[np.ndarray, np.ndarray]
 
-PARENT = "BADPUT_TRAINER_PARENT"
-"""Environment variable with the launcher's pid: a stage does not outlive its launcher."""
-
 TIMEOUT = timedelta(minutes=10)
-_PR_SET_PDEATHSIG = 1
+_EXPECTED = (
+    PeerLostError, faults.InjectedError, data.DataError, OSError, MemoryError, dist.DistNetworkError
+)  # fmt: skip
+"""Failures that need no traceback: one line says all there is to know."""
 
 
 class Worker:
@@ -209,8 +207,6 @@ def main(argv: Sequence[str]) -> int:
     """Train one stage. Returns 0, or 1 after a failure that is said in one line."""
     config = TrainConfig.from_json(argv[0])
     rank = int(os.environ["RANK"])
-    if not _tied_to_launcher():
-        return 1
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if config.run is not None:
         badput.init(
@@ -228,9 +224,10 @@ def main(argv: Sequence[str]) -> int:
         digests = worker.finish()
     except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
         badput.event("failure", what=f"rank {rank}: {error}", signature=type(error).__name__)
-        if not isinstance(error, (PeerLostError, faults.InjectedError, data.DataError, OSError)):
+        if not isinstance(error, _EXPECTED):
             traceback.print_exc()
-        print(f"badput train: rank {rank}: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"badput train: rank {rank}: {error}", file=sys.stderr, flush=True)
         # Without a tidy end: the transport's threads may wait for a peer that is gone.
         os._exit(1)
     badput.event("complete")
@@ -240,21 +237,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _tied_to_launcher() -> bool:
-    """Ask the kernel to kill this process with its launcher; False if that is gone already."""
-    parent = os.environ.get(PARENT)
-    if parent is None:
-        return True  # started by hand
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == int(parent)
-
-
 def _say(line: str) -> None:
     # Whoever read our output may be gone; that is no reason to stop training.
     with contextlib.suppress(OSError):
         print(line, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
