@@ -44,36 +44,39 @@ def build_verdict(books: Books, report: dict[str, Any]) -> dict[str, str]:
     failures = [i for i in report["incidents"] if i["kind"] != "hang"]
     if sum(i["gpu_seconds"] for i in failures) > losses[worst]:
         return {"headline": headline, **_failures(books, report, failures)}
-    return {
-        "headline": headline,
-        "why": _why(report, worst, losses[worst]),
-        "next": _next(books, report, worst, losses[worst]),
-    }
+    why = _why(report, worst, losses[worst])
+    if failures and not any(worst in i["phases"] for i in failures):
+        why += f" {_failures_cost(report, failures)}."
+    return {"headline": headline, "why": why, "next": _next(books, report, worst, losses[worst])}
 
 
 def _failures(
     books: Books, report: dict[str, Any], failures: list[dict[str, Any]]
 ) -> dict[str, str]:
     """Why and next where failures, with all that follows from them, outweigh every single leaf."""
-    seconds = sum(i["gpu_seconds"] for i in failures)
-    lost = sum(i["lost_steps"] for i in failures)
-    most = max(failures, key=lambda i: i["gpu_seconds"])
     phases: dict[str, float] = {}
     for incident in failures:
         for leaf, spent in incident["phases"].items():
             phases[leaf] = phases.get(leaf, 0.0) + spent
     worst = max(phases, key=lambda leaf: phases[leaf])
+    why = f"{_failures_cost(report, failures)}. Most of it is {worst} ({BY_ID[worst].title})."
+    return {"why": why, "next": _next(books, report, worst, phases[worst])}
+
+
+def _failures_cost(report: dict[str, Any], failures: list[dict[str, Any]]) -> str:
+    """What the failures cost together, and the cause of the worst."""
+    seconds = sum(i["gpu_seconds"] for i in failures)
+    lost = sum(i["lost_steps"] for i in failures)
+    most = max(failures, key=lambda i: i["gpu_seconds"])
     many = "One failure" if len(failures) == 1 else f"{len(failures)} failures"
     which = "" if len(failures) == 1 else "the worst: "
     line = next((e for e in most["evidence"] if "file" in e), None)
     where = f" ({line['file']}:{line['line']})" if line is not None else ""
-    why = (
+    return (
         f"{many} cost {seconds / report['total_gpu_seconds']:.1%} of the time, "
         f"{seconds / 3600:.4g} {report['units']}-hours with teardown, restart and {lost} lost "
-        f"steps; {which}{most['cause']} in session {most['session']}{where}. "
-        f"Most of it is {worst} ({BY_ID[worst].title})."
+        f"steps; {which}{most['cause']} in session {most['session']}{where}"
     )
-    return {"why": why, "next": _next(books, report, worst, phases[worst])}
 
 
 def _why(report: dict[str, Any], leaf: str, seconds: float) -> str:

@@ -51,6 +51,7 @@ def test_failures_outweigh_each_single_leaf_and_are_named(make: Any) -> None:
 def test_a_leaf_that_outweighs_the_failures_is_named_instead(make: Any) -> None:
     verdict = twice(make, save=500.0)["verdict"]
     assert "E.save" in verdict["why"]
+    assert "One failure cost" in verdict["why"]
     assert "asynchronously" in verdict["next"]
 
 
