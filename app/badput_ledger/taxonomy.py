@@ -25,7 +25,7 @@ class Leaf:
 
 GROUPS: dict[str, str] = {
     "A": "not running",
-    "B": "failure handling",
+    "B": "failure and teardown",
     "C": "restart",
     "D": "lost work",
     "E": "in the loop, not training",

@@ -27,7 +27,7 @@ def piece(session: str, rank: int, leaf: str, start_ns: int, end_ns: int) -> Any
 
 def test_the_waterfall_goes_from_allocated_to_productive_without_a_jump(report: dict) -> None:
     bars = waterfall_bars(report, dollars=False, dark=False)
-    assert [b.label for b in bars][:3] == ["allocated", "failure handling", "restart"]
+    assert [b.label for b in bars][:3] == ["allocated", "failure and teardown", "restart"]
     assert bars[-1].label == "productive"
     assert bars[0].length * 60 == pytest.approx(7200)
     level = bars[0].length
