@@ -88,6 +88,8 @@ def _collect(path: Path, into: str | None) -> bool:
     except (UnreadableError, OSError) as error:
         print(f"badput collect: {path.name}: {error}", file=sys.stderr)
         return False
+    except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
+        return _damaged(path, error)
     if into is not None:
         drain.run = str(Path(into).absolute())
     try:
@@ -99,9 +101,17 @@ def _collect(path: Path, into: str | None) -> bool:
             file=sys.stderr,
         )
         return False
+    except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
+        return _damaged(path, error)
     finally:
         drain.close()
     return True
+
+
+def _damaged(path: Path, error: Exception) -> bool:
+    text = f"its files make no sense ({type(error).__name__}: {error}); spool kept"
+    print(f"badput collect: {path.name}: {text}".encode(errors="replace").decode(), file=sys.stderr)
+    return False
 
 
 def _drain(drain: Drain) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -35,6 +36,8 @@ FLUSH_S = (1.0, 10.0)
 """Time between two rounds of one spool: short at first, so that short runs show up."""
 IDLE_S = 5.0
 """How long to stay without any spool."""
+STALE_S = 600.0
+"""Age of a half-made spool, which takes milliseconds to make, that nobody finishes any more."""
 RETRY_S = (1.0, 30.0)
 """Pause after a failed round (disk full, run folder gone): doubled up to the second figure."""
 
@@ -50,6 +53,14 @@ def log(text: str) -> None:
 def spool_names(root: Path) -> set[str]:
     """Names of the spools below ``root``."""
     return {path.name for path in root.iterdir() if len(path.name) == 16}
+
+
+def sweep(root: Path) -> None:
+    """Remove what processes left behind that were killed while they made their spool."""
+    for path in root.glob(".new-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > STALE_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class Tended:
@@ -228,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The program's umask may hide files from their owner; what others may see stays as it says.
     os.umask(os.umask(0o077) & 0o077)
     try:
+        sweep(root)
         collector = Collector(root)
         while True:
             collector.run()

@@ -86,7 +86,7 @@ class SpoolReader:
 
     def _load_facts(self) -> dict[str, Any]:
         try:
-            facts = json.loads((self.path / "facts.json").read_text(encoding="utf-8"))
+            facts = json.loads(_text_of(self.path / "facts.json"))
             version = int(facts["format"])
             _ = facts["process"]["process_id"], facts["run"], facts["anchor_mono_ns"]
         except OSError as error:
@@ -132,7 +132,7 @@ class SpoolReader:
     def load_position(self) -> Position:
         """The position saved last; the beginning if there is none."""
         try:
-            saved = json.loads((self.path / ACK).read_text(encoding="utf-8"))
+            saved = json.loads(_text_of(self.path / ACK))
             return Position(**saved)
         except FileNotFoundError:
             return Position()
@@ -176,7 +176,8 @@ class SpoolReader:
     def _segment(self, index: int) -> bytes | None:
         try:
             fd = os.open(
-                self.path / lo.segment_name(index), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                self.path / lo.segment_name(index),
+                os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
             )
         except FileNotFoundError:
             return None
@@ -220,6 +221,13 @@ class SpoolReader:
             return False
         finally:
             position.offset, position.seq = offset, seq
+
+
+def _text_of(path: Path) -> str:
+    """A file's text; not that of what a link names, and never waiting for what is no file."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, encoding="utf-8") as handle:
+        return handle.read()
 
 
 def _step(data: bytes, offset: int, flags: int) -> tuple[Any, ...]:

@@ -74,14 +74,16 @@ class Watch:
         """True if an exec put another program into the process, which took the maps away.
 
         Asked only when the lock is free, which alone says less: the program may have closed
-        our descriptors, and then goes on recording.
+        our descriptors, and then goes on recording. A process that is ending lets go of its
+        memory before its files: it has no maps at all, and how it ended is known a moment later.
         """
         inode = os.fstat(self._control_fd).st_ino
         try:
             with open(f"/proc/{self._pid}/maps", encoding="utf-8", errors="replace") as maps:
-                return not any(line.split(maxsplit=5)[4:5] == [str(inode)] for line in maps)
+                inodes = {line.split(maxsplit=5)[4] for line in maps}
         except OSError:
             return False
+        return bool(inodes) and str(inode) not in inodes
 
     def status(self) -> int | None:
         """The wait status of the dead process, None if it cannot be known (any more)."""
