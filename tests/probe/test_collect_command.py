@@ -116,3 +116,33 @@ def test_help_explains_the_command(capsys):
         main(["--help"])
     assert stop.value.code == 0
     assert "SPOOL_DIR" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda spool: spool.joinpath("facts.json").write_text(
+            spool.joinpath("facts.json").read_text().replace('"version"', '"vision"')
+        ),
+        lambda spool: spool.joinpath("ack.json").write_text('{"segment": null, "offset": -1}'),
+        lambda spool: spool.joinpath("ack.json").write_text('{"last_sign": []}'),
+        lambda spool: (spool.joinpath("facts.json").unlink(), os.mkfifo(spool / "facts.json")),
+        lambda spool: (
+            spool.joinpath("facts.json").unlink(),
+            spool.joinpath("facts.json").symlink_to("/etc/passwd"),
+        ),
+    ],
+    ids=["unknown fact", "null position", "listed time", "a pipe", "a link"],
+)
+def test_a_spool_that_makes_no_sense_costs_one_sentence_and_stops_no_other(box, capsys, damage):
+    root = box.folder / "left"
+    for _ in range(2):
+        box.run_child(LEFT_BEHIND, env={"BADPUT_SPOOL": str(root)})
+    bad, good = sorted(root.glob("?" * 16))
+    damage(bad)
+    assert main([str(root)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"badput collect: {bad.name}: ")
+    assert f"{good.name}: 5 records" in captured.out
+    assert list(root.glob("?" * 16)) == [bad]

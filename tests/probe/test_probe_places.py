@@ -167,6 +167,18 @@ badput.close(5)
     assert begins[0] < deaths[0] < deaths[1] < deaths[2]
 
 
+def test_a_half_made_spool_of_a_killed_process_goes_when_it_is_old(own_box):
+    half = [own_box.spool / f".new-{n:016x}" for n in (1, 2)]
+    for path in half:
+        path.mkdir(parents=True, mode=0o700)
+        (path / "control").write_bytes(b"")
+    own_box.spool.chmod(0o700)
+    os.utime(half[0], (1, 1))
+    own_box.run_child("import badput, os; badput.init(os.environ['RUN']); badput.close(5)")
+    own_box.ends()
+    assert [path.exists() for path in half] == [False, True]
+
+
 @pytest.mark.parametrize("whole_root", [False, True])
 def test_a_spool_removed_under_a_running_process_still_has_an_end(own_box, wait_until, whole_root):
     child = own_box.start(
