@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
-from badput_ledger.books import BooksError, open_books
 
 from badput_app import state, strings
+from badput_ledger.books import BooksError, open_books
 
 _LOG = logging.getLogger(__name__)
 
