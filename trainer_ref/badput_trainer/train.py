@@ -304,8 +304,11 @@ def _signals_raise() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        # Once asked to stop the process is on its way out: a further signal stays ignored, as
+        # one that came while the handlers are put back would end it in the middle.
+        if signal.getsignal(signal.SIGTERM) is stop:
+            for number, handler in old.items():
+                signal.signal(number, handler)
 
 
 if __name__ == "__main__":
