@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from badput.schema import Column, Table
+    from badput.columns import Column, Table
 
 _LIMITS: dict[str, tuple[int, int]] = {
     "ns since epoch": (0, 1 << 62),  # until the year 2116

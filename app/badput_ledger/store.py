@@ -12,14 +12,17 @@ import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import duckdb
 
 from badput.parts import FACTS
-from badput.schema import TABLES, Column
+from badput.schema import TABLES
 from badput_ledger.errors import BooksError
 from badput_ledger.plausible import is_suspect, row_tests
+
+if TYPE_CHECKING:
+    from badput.columns import Column
 
 SQL_TYPES = {
     "int64": "BIGINT",
@@ -266,8 +269,9 @@ def _create(con: duckdb.DuckDBPyConnection, table: str, parts: list[Part]) -> No
     names = {c.name for c in TABLES[table].columns}
     query = _select(table, parts)
     if {"process_id", "seq"} <= names and (rows < 200_000 or may_repeat(parts)):
-        query = f"SELECT DISTINCT ON (process_id, seq) * FROM ({query})"  # noqa: S608 - see _select
-    elif table in ("processes", "runs", "allocations", "gpu_samples", "evidence"):
+        key = "process_id, seq, number" if "number" in names else "process_id, seq"
+        query = f"SELECT DISTINCT ON ({key}) * FROM ({query})"  # noqa: S608 - see _select
+    elif "seq" not in names:
         query = f"SELECT DISTINCT * FROM ({query})"  # noqa: S608 - see _select
     what = "TABLE" if rows <= MATERIALISE_ROWS else "VIEW"
     con.execute(f'CREATE {what} "{table}" AS {query}')

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
     "train": ("trainer", "run the reference trainer, with faults if you like"),
 }
 """Every command: the extra it needs (None: the base install) and one line of help."""
+
+LIGHT = {"collect": "badput.collect"}
+"""Where the commands of the base install lie; each module has a ``main``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,9 +87,7 @@ def _load(name: str) -> Callable[[Sequence[str]], int]:
         raise _UsageError(f"no command {name!r}; `badput --help` lists them.")
     extra = COMMANDS[name][0]
     if extra is None:
-        from badput.collect import main as collect_main
-
-        return collect_main
+        return import_module(LIGHT[name]).main
     for entry in entry_points(group="badput.commands", name=name):
         try:
             return entry.load()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from badput import clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +130,7 @@ def _drain(drain: Drain) -> str:
     count = drain.drain(writer_dead=dead)
     text = f"{drain.path.name}: {count} records into {drain.run}"
     if dead or closed:
-        end = drain.finish(watch.status(), time.time_ns())
+        end = drain.finish(watch.status(), clock.wall())
         drain.remove()
         text += f"; the process ended ({end['reason']}) in phase {end['phase']}"
     else:

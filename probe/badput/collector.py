@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from badput import identity
+from badput import clock, identity
 from badput.spawn import try_lock
 from badput.spool import SpoolError, open_root
 
@@ -78,7 +78,7 @@ class Tended:
     def look(self) -> None:
         """Notice death, and a spool that fills up."""
         if self.dead_ns is None and self.watch.dead():
-            self.dead_ns = time.time_ns()
+            self.dead_ns = clock.wall()
             self.status = self.watch.status()
             self.due = 0.0
 
@@ -101,7 +101,7 @@ class Tended:
         try:
             self.drain.drain(writer_dead=self.dead_ns is not None)
             if over:
-                self.drain.finish(self.status, self.dead_ns or time.time_ns())
+                self.drain.finish(self.status, self.dead_ns or clock.wall())
                 self.drain.remove()
                 return True
         except OSError as error:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 
+from badput import clock
 from badput.values import SMALL, as_count
 
 TYPE_CHECKING = False
@@ -90,10 +90,8 @@ def birth() -> tuple[int, int]:
     """Creation of this process: clock ticks since boot, and ns since the epoch."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as handle:
         ticks = int(handle.read().rpartition(")")[2].split()[19])
-    age = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf(
-        "SC_CLK_TCK"
-    )
-    return ticks, time.time_ns() - max(age, 0)
+    age = clock.boot() - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return ticks, clock.wall() - max(age, 0)
 
 
 def boot_id() -> str | None:

@@ -18,8 +18,12 @@ from __future__ import annotations
 
 from struct import Struct
 
-FORMAT_VERSION = 1
-"""Version of everything in this module; raised when an older reader would go wrong."""
+FORMAT_VERSION = 2
+"""Version of everything in this module; raised when an older reader would go wrong.
+
+2: TRACE, COLLECTIVES and DEVICE records, and the noise scale's inputs in steps. A reader takes
+every older version: what it had not is unknown there.
+"""
 
 # -- control page ---------------------------------------------------------------------------
 CONTROL_SIZE = 4096
@@ -53,12 +57,20 @@ CRC = Struct("<I")
 WORD = Struct("<Q")
 
 STEP, NAME, SPAN_BEGIN, SPAN, EVENT, CLOSE, FULL = 1, 2, 3, 4, 5, 6, 7
-"""Record types; 0 is a place not written yet. FULL says: go on in the next segment."""
+TRACE, COLLECTIVES, DEVICE = 8, 9, 10
+"""Record types; 0 is a place not written yet. FULL says: go on in the next segment.
+
+The payloads of the last three are lists of equal length, at most MAX_ROWS long:
+TRACE {"s": step, "n": names, "t": begins (monotonic ns), "d": ns, "l": depths, "m": microbatches
+or null}; COLLECTIVES {"s": step, "n": operations, "g": groups, "t": begins, "d": ns or null,
+"b": bytes or null}; DEVICE {"s": steps, "d": ns}."""
+MAX_ROWS = 200
 
 STEP_SIZE = 256
-STEP_BODY = Struct("<HHIQqQQqdQqqdII")
+STEP_BODY = Struct("<HHIQqQQqdQqqdIIdq")
 """Head, then step, start, end, tokens, loss, pre_data, samples, padding, grad_norm, source id,
-spare. Counts that are not known are -1; the flags say which of the others are known."""
+spare, grad_norm_small, samples_small. Counts that are not known are -1; the flags say which of
+the others are known."""
 STEP_SHORT = 64
 """Without the flag WHOLE only the bytes up to here, pre_data included, are meant and covered
 by the crc, which is all that most steps need."""
@@ -68,6 +80,7 @@ STEP_HOT = Struct("<QqQQ")
 FLAGS_AT, TOKENS_AT, LOSS_AT, PRE_AT, SAMPLES_AT, PADDING_AT, GRAD_NORM_AT, SOURCE_AT = (
     2, 40, 48, 56, 64, 72, 80, 88,
 )  # fmt: skip
+GRAD_NORM_SMALL_AT, SAMPLES_SMALL_AT = 96, 104
 ACC_AT = 112
 ACC = Struct("<15Q")
 """Nanoseconds by category, in the order of schema.STEP_CATEGORIES; ACC_NULL: never used."""
@@ -77,7 +90,8 @@ STEP_CRC_AT = STEP_SIZE - CRC.size
 
 WHOLE, HAS_LOSS, HAS_GRAD_NORM = 1, 2, 4
 APPLIED_KNOWN, APPLIED, COMMITTED_KNOWN, COMMITTED = 8, 16, 32, 64
-"""Flags of a step record."""
+HAS_SMALL = 128
+"""Flags of a step record. HAS_SMALL: grad_norm_small and samples_small are known."""
 
 # -- phases of the state slot ---------------------------------------------------------------
 PHASE_UNKNOWN, PHASE_INIT, PHASE_LOOP, PHASE_STEP = 0, 1, 2, 3

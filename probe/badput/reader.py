@@ -234,7 +234,7 @@ def _step(data: bytes, offset: int, flags: int) -> tuple[Any, ...]:
     body = lo.STEP_BODY.unpack_from(data, offset)
     if flags & lo.WHOLE:
         return (*body, lo.ACC.unpack_from(data, offset + lo.ACC_AT))
-    return (*body[:10], -1, -1, 0.0, 0, 0, None)
+    return (*body[:10], -1, -1, 0.0, 0, 0, 0.0, -1, None)
 
 
 def _payload(data: bytes) -> dict[str, Any]:

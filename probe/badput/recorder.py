@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import deque
 
+from badput import clock
 from badput import layout as lo
 from badput.guard import say
 from badput.schema import STEP_CATEGORIES
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CATEGORY = {name: index for index, name in enumerate(STEP_CATEGORIES)}
 _LOCK_WAIT_S = 0.05
 _RESERVED = frozenset({"end", "dropped"})
-_now = time.monotonic_ns
+_now = clock.mono
 
 
 class Recorder:

@@ -53,6 +53,7 @@ def steps_table(batch: Batch, facts: Mapping[str, Any], names: Mapping[str, str]
     shift = Clock(facts).wall(0)
     (
         _, flags, _, seq, step, start, end, tokens, loss, pre, samples, padding, grad, source, _,
+        small_norm, small,
         acc,
     ) = zip(*batch.steps, strict=True)  # fmt: skip
     count = len(seq)
@@ -71,6 +72,8 @@ def steps_table(batch: Batch, facts: Mapping[str, Any], names: Mapping[str, str]
         "padding": _counts(padding),
         "loss": _known(loss, flags, lo.HAS_LOSS),
         "grad_norm": _known(grad, flags, lo.HAS_GRAD_NORM),
+        "grad_norm_small": _known(small_norm, flags, lo.HAS_SMALL),
+        "samples_small": _known(small, flags, lo.HAS_SMALL, pa.int64()),
         "applied": _flag(flags, lo.APPLIED_KNOWN, lo.APPLIED),
         "committed": _flag(flags, lo.COMMITTED_KNOWN, lo.COMMITTED),
         "source": pa.array([names.get(str(s)) if s else None for s in source], pa.string()),
@@ -95,18 +98,44 @@ def _counts(column: Sequence[int]) -> pa.Array:
     return pc.if_else(pc.less(array, 0), pa.scalar(None, pa.int64()), array)
 
 
-def _known(column: Sequence[float], flags: Sequence[int], known: int) -> pa.Array:
+def _known(column: Sequence[float], flags: Sequence[int], known: int, kind: Any = None) -> pa.Array:
     pairs = zip(column, flags, strict=True)
-    return pa.array([v if f & known else None for v, f in pairs], pa.float64())
+    return pa.array([v if f & known else None for v, f in pairs], kind or pa.float64())
 
 
 def _flag(flags: Sequence[int], known: int, true: int) -> pa.Array:
     return pa.array([bool(f & true) if f & known else None for f in flags], pa.bool_())
 
 
+_RARE_TABLES = ("spans", "checkpoints", "events", "traces", "collectives", "device_times")
+_LISTS = {
+    lo.TRACE: ("traces", {"n": "name", "t": "start_ns", "d": "dur_ns", "l": "depth",
+                          "m": "microbatch"}),
+    lo.COLLECTIVES: ("collectives", {"n": "name", "g": "group_id", "t": "start_ns", "d": "dur_ns",
+                                     "b": "bytes"}),
+    lo.DEVICE: ("device_times", {"s": "step", "d": "device_ns"}),
+}  # fmt: skip
+"""Records that hold many rows of one table: the table, and the column of each list."""
+
+
+def _add_list(
+    rows: Rows, kind: int, key: dict[str, Any], payload: Mapping[str, Any], clock: Clock
+) -> None:
+    table, columns = _LISTS[kind]
+    lists = {name: payload.get(letter) for letter, name in columns.items()}
+    lengths = {len(column) for column in lists.values() if isinstance(column, list)}
+    if len(lengths) != 1:  # damaged, or shortened since it was too long
+        return
+    for number in range(lengths.pop()):
+        row = {n: column[number] for n, column in lists.items() if isinstance(column, list)}
+        if "start_ns" in row:
+            row["start_ns"] = clock.wall(row["start_ns"])
+        rows[table].append({**key, "number": number, "step": payload.get("s"), **row})
+
+
 def rare_rows(batch: Batch, position: Position, facts: Mapping[str, Any]) -> Rows:
     """Rows of the batch's rare records; ``position`` remembers what spans records."""
-    rows: Rows = {"spans": [], "checkpoints": [], "events": []}
+    rows: Rows = {table: [] for table in _RARE_TABLES}
     clock = Clock(facts)
     who = {"process_id": facts["process"]["process_id"], "rank": facts["process"].get("rank")}
     for kind, seq, payload in batch.rare:
@@ -121,6 +150,8 @@ def rare_rows(batch: Batch, position: Position, facts: Mapping[str, Any]) -> Row
             add_span(rows, {**who, "seq": seq}, payload, clock)
         elif kind == lo.EVENT:
             _add_event(rows, {**who, "seq": seq}, payload, clock, position)
+        elif kind in _LISTS:
+            _add_list(rows, kind, {**who, "seq": seq}, payload, clock)
         position.last_sign = max(position.last_sign, _instant(payload))
     return rows
 

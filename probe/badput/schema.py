@@ -21,14 +21,21 @@ Rules that hold for every table:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from badput.columns import Table, col, key
+from badput.telemetry_tables import TELEMETRY
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
-"""Version of the tables below; written into every part and raised on any change."""
+SCHEMA_VERSION = 2
+"""Version of the tables below; written into every part and raised on any change.
+
+2: telemetry (devices, host_samples, more columns of gpu_samples), device_times, traces, the
+noise scale's inputs in steps, and who a process is on its scheduler. Only nullable columns and
+new tables were added, so parts of version 1 are read as they are.
+"""
 
 STEP_CATEGORIES: tuple[str, ...] = (
     "data",
@@ -50,40 +57,13 @@ STEP_CATEGORIES: tuple[str, ...] = (
 """In-step time categories, in the order of the spool record's accumulators."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its name, storage type, unit and meaning."""
-
-    name: str
-    type: str
-    """One of int64, int32, float64, bool, string."""
-    unit: str
-    meaning: str
-    nullable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table of the run folder."""
-
-    name: str
-    meaning: str
-    columns: tuple[Column, ...]
-
-
-def _col(name: str, type_: str, unit: str, meaning: str) -> Column:
-    return Column(name, type_, unit, meaning)
-
-
-def _key(name: str, type_: str, unit: str, meaning: str) -> Column:
-    return Column(name, type_, unit, meaning, nullable=False)
-
-
-_PROCESS = _key("process_id", "int64", "id", "random id of the process incarnation, 63 bits")
-_RANK = _col("rank", "int32", "index", "global rank of the process; NULL for a launcher")
-_SEQ = _key(
+_PROCESS = key("process_id", "int64", "id", "random id of the process incarnation, 63 bits")
+_RANK = col("rank", "int32", "index", "global rank of the process; NULL for a launcher")
+_SEQ = key(
     "seq", "int64", "count", "sequence number of the record in its process; with process_id, unique"
 )
+
+_NUMBER = key("number", "int32", "index", "place in its record; with process_id and seq, unique")
 
 _TABLES = (
     Table(
@@ -92,12 +72,12 @@ _TABLES = (
         "the first non-NULL value by time_ns wins.",
         (
             _PROCESS,
-            _key("time_ns", "int64", "ns since epoch", "when this was said"),
-            _col("name", "string", "", "name given by the user, or the imported file's name"),
-            _key("source", "string", "", "probe, or the importer's format name such as torchtitan"),
-            _col("flops_formula", "string", "", "id of the FLOP formula; NULL if none was given"),
-            _col("flops_inputs", "string", "JSON", "inputs of the formula"),
-            _col("config", "string", "JSON", "settings of the run that the source knows"),
+            key("time_ns", "int64", "ns since epoch", "when this was said"),
+            col("name", "string", "", "name given by the user, or the imported file's name"),
+            key("source", "string", "", "probe, or the importer's format name such as torchtitan"),
+            col("flops_formula", "string", "", "id of the FLOP formula; NULL if none was given"),
+            col("flops_inputs", "string", "JSON", "inputs of the formula"),
+            col("config", "string", "JSON", "settings of the run that the source knows"),
         ),
     ),
     Table(
@@ -107,49 +87,51 @@ _TABLES = (
         (
             _PROCESS,
             _RANK,
-            _key("role", "string", "", "rank or launcher"),
-            _col("world_size", "int32", "ranks", "ranks in this process's world"),
-            _col("local_rank", "int32", "index", "rank on its node"),
-            _col(
+            key("role", "string", "", "rank or launcher"),
+            col("world_size", "int32", "ranks", "ranks in this process's world"),
+            col("local_rank", "int32", "index", "rank on its node"),
+            col(
                 "replica",
                 "int32",
                 "index",
                 "data replica; ranks of one replica see the same tokens",
             ),
-            _col("stage", "int32", "index", "pipeline stage of this rank"),
-            _col("stages", "int32", "count", "pipeline stages in all"),
-            _col("microbatches", "int32", "count", "microbatches a step"),
-            _col("schedule", "string", "", "pipeline schedule: gpipe, 1f1b, 2bw"),
-            _key(
+            col("stage", "int32", "index", "pipeline stage of this rank"),
+            col("stages", "int32", "count", "pipeline stages in all"),
+            col("microbatches", "int32", "count", "microbatches a step"),
+            col("schedule", "string", "", "pipeline schedule: gpipe, 1f1b, 2bw"),
+            key(
                 "start_ns", "int64", "ns since epoch", "creation of the process, or its first sign"
             ),
-            _col(
+            col(
                 "init_ns",
                 "int64",
                 "ns since epoch",
                 "when it joined badput; start_ns..init_ns is launch",
             ),
-            _col("host", "string", "", "host name"),
-            _col("boot_id", "string", "", "kernel boot id of the host"),
-            _col("pid", "int64", "id", "process id on its host"),
-            _col(
+            col("host", "string", "", "host name"),
+            col("boot_id", "string", "", "kernel boot id of the host"),
+            col("pid", "int64", "id", "process id on its host"),
+            col(
                 "job_id",
                 "string",
                 "",
                 "launcher or scheduler id, the same over restarts of one job",
             ),
-            _col("attempt", "int32", "count", "the launcher's restart count, only informative"),
-            _col("endpoint", "string", "", "rendezvous endpoint host:port"),
-            _col(
+            col("attempt", "int32", "count", "the launcher's restart count, only informative"),
+            col("endpoint", "string", "", "rendezvous endpoint host:port"),
+            col(
                 "gpu_uuid",
                 "string",
                 "",
                 "GPU of this rank; NULL where there is none or it is unknown",
             ),
-            _col(
-                "gpu_type", "string", "", "GPU name; cpu where the rank has none; NULL if unknown"
-            ),
-            _col("version", "string", "", "version of badput that wrote the row"),
+            col("gpu_type", "string", "", "GPU name; cpu where the rank has none; NULL if unknown"),
+            col("version", "string", "", "version of badput that wrote the row"),
+            col("scheduler", "string", "", "what started it: slurm, kubernetes, torchrun, ..."),
+            col("node", "string", "", "the scheduler's name of the node"),
+            col("pod", "string", "", "Kubernetes pod, or the container's name"),
+            col("frameworks", "string", "JSON", "versions of torch and what runs on it, by name"),
         ),
     ),
     Table(
@@ -157,11 +139,11 @@ _TABLES = (
         "Intervals in which a requested GPU place was ours, where a source knows them. Without "
         "rows the books derive them from the processes.",
         (
-            _key("slot", "int32", "index", "requested GPU place"),
-            _key("start_ns", "int64", "ns since epoch", "begin"),
-            _col("end_ns", "int64", "ns since epoch", "end; NULL while it lasts"),
-            _key("held", "string", "", "yes, no or unknown: was it paid for"),
-            _col("evidence", "string", "", "what says so"),
+            key("slot", "int32", "index", "requested GPU place"),
+            key("start_ns", "int64", "ns since epoch", "begin"),
+            col("end_ns", "int64", "ns since epoch", "end; NULL while it lasts"),
+            key("held", "string", "", "yes, no or unknown: was it paid for"),
+            col("evidence", "string", "", "what says so"),
         ),
     ),
     Table(
@@ -171,36 +153,43 @@ _TABLES = (
         (
             _PROCESS,
             _SEQ,
-            _key("rank", "int32", "index", "global rank"),
-            _key(
+            key("rank", "int32", "index", "global rank"),
+            key(
                 "step",
                 "int64",
                 "count",
                 "number of the step, or of the last one of an aggregated row",
             ),
-            _key("n_steps", "int32", "count", "steps that the row covers, 1 for the probe"),
-            _key("start_ns", "int64", "ns since epoch", "begin of the step"),
-            _key("dur_ns", "int64", "ns", "begin to end, monotonic"),
-            _col(
+            key("n_steps", "int32", "count", "steps that the row covers, 1 for the probe"),
+            key("start_ns", "int64", "ns since epoch", "begin of the step"),
+            key("dur_ns", "int64", "ns", "begin to end, monotonic"),
+            col(
                 "pre_data_ns", "int64", "ns", "wait for data between the previous step and this one"
             ),
-            _col(
+            col(
                 "tokens", "int64", "tokens", "tokens of this rank's data replica, padding included"
             ),
-            _col("samples", "int64", "samples", "samples of this rank's data replica"),
-            _col("padding", "int64", "tokens", "tokens that are padding"),
-            _col("loss", "float64", "", "training loss as the user gave it"),
-            _col("grad_norm", "float64", "", "gradient norm as the user gave it"),
-            _col("applied", "bool", "", "did the update change the weights; NULL unknown"),
-            _col(
+            col("samples", "int64", "samples", "samples of this rank's data replica"),
+            col("padding", "int64", "tokens", "tokens that are padding"),
+            col("loss", "float64", "", "training loss as the user gave it"),
+            col("grad_norm", "float64", "", "gradient norm as the user gave it"),
+            col(
+                "grad_norm_small",
+                "float64",
+                "",
+                "norm of the gradient of a part of the batch, for the gradient noise scale",
+            ),
+            col("samples_small", "int64", "samples", "samples of that part of the batch"),
+            col("applied", "bool", "", "did the update change the weights; NULL unknown"),
+            col(
                 "committed",
                 "bool",
                 "",
                 "was the result committed (fault tolerant training); NULL unknown",
             ),
-            _col("source", "string", "", "data source of the step"),
+            col("source", "string", "", "data source of the step"),
             *(
-                _col(
+                col(
                     f"{c}_ns", "int64", "ns", f"time in the step in category {c}; NULL not measured"
                 )
                 for c in STEP_CATEGORIES
@@ -215,17 +204,17 @@ _TABLES = (
             _PROCESS,
             _SEQ,
             _RANK,
-            _key("name", "string", "", "name given by the user or hook"),
-            _key("start_ns", "int64", "ns since epoch", "begin"),
-            _col("dur_ns", "int64", "ns", "duration; NULL if its end was never seen"),
-            _col("step", "int64", "count", "last finished step at its begin"),
-            _key(
+            key("name", "string", "", "name given by the user or hook"),
+            key("start_ns", "int64", "ns since epoch", "begin"),
+            col("dur_ns", "int64", "ns", "duration; NULL if its end was never seen"),
+            col("step", "int64", "count", "last finished step at its begin"),
+            key(
                 "in_step",
                 "bool",
                 "",
                 "true if inside a step: its time is then in the step's row too",
             ),
-            _col("attrs", "string", "JSON", "what the user gave with it"),
+            col("attrs", "string", "JSON", "what the user gave with it"),
         ),
     ),
     Table(
@@ -234,12 +223,52 @@ _TABLES = (
         (
             _PROCESS,
             _SEQ,
+            _NUMBER,
             _RANK,
-            _key("name", "string", "", "operation"),
-            _col("group_id", "string", "", "process group"),
-            _col("step", "int64", "count", "step it belongs to"),
-            _key("start_ns", "int64", "ns since epoch", "enter"),
-            _col("dur_ns", "int64", "ns", "enter to exit"),
+            key("name", "string", "", "operation"),
+            col("group_id", "string", "", "process group"),
+            col("step", "int64", "count", "step it belongs to"),
+            key("start_ns", "int64", "ns since epoch", "enter"),
+            col(
+                "dur_ns",
+                "int64",
+                "ns",
+                "enter to exit; NULL where only the enqueueing could be seen",
+            ),
+            col("bytes", "int64", "bytes", "size of the input"),
+        ),
+    ),
+    Table(
+        "traces",
+        "Single spans inside steps, kept in trace windows; their time is in the step's row too.",
+        (
+            _PROCESS,
+            _SEQ,
+            key("number", "int32", "index", "place in the record; with process_id and seq, unique"),
+            _RANK,
+            key("step", "int64", "count", "step it belongs to"),
+            key("name", "string", "", "category or name of the span"),
+            key("start_ns", "int64", "ns since epoch", "begin"),
+            key("dur_ns", "int64", "ns", "begin to end, nested spans included"),
+            col("depth", "int32", "count", "spans around it in the step"),
+            col("microbatch", "int32", "index", "microbatch, where the span was given one"),
+        ),
+    ),
+    Table(
+        "device_times",
+        "Time that the GPU was at work for a step, from CUDA events and without waiting for it.",
+        (
+            _PROCESS,
+            _SEQ,
+            _NUMBER,
+            _RANK,
+            key("step", "int64", "count", "step it belongs to"),
+            key(
+                "device_ns",
+                "int64",
+                "ns",
+                "from the first to the last CUDA event of the step, on the device's clock",
+            ),
         ),
     ),
     Table(
@@ -249,21 +278,19 @@ _TABLES = (
             _PROCESS,
             _SEQ,
             _RANK,
-            _key("op", "string", "", "save or load"),
-            _col("step", "int64", "count", "last step that the checkpoint contains"),
-            _col("path", "string", "", "where it lies"),
-            _key("start_ns", "int64", "ns since epoch", "begin"),
-            _col(
-                "dur_ns", "int64", "ns", "time the training process was blocked; NULL if not seen"
-            ),
-            _col(
+            key("op", "string", "", "save or load"),
+            col("step", "int64", "count", "last step that the checkpoint contains"),
+            col("path", "string", "", "where it lies"),
+            key("start_ns", "int64", "ns since epoch", "begin"),
+            col("dur_ns", "int64", "ns", "time the training process was blocked; NULL if not seen"),
+            col(
                 "durable_ns",
                 "int64",
                 "ns since epoch",
                 "when it was durable; NULL if never confirmed",
             ),
-            _col("ok", "bool", "", "did it succeed; NULL unknown"),
-            _col("bytes", "int64", "bytes", "size"),
+            col("ok", "bool", "", "did it succeed; NULL unknown"),
+            col("bytes", "int64", "bytes", "size"),
         ),
     ),
     Table(
@@ -275,40 +302,23 @@ _TABLES = (
             _PROCESS,
             _SEQ,
             _RANK,
-            _key("time_ns", "int64", "ns since epoch", "when"),
-            _key("kind", "string", "", "kind of event"),
-            _col("step", "int64", "count", "step it belongs to"),
-            _col("attrs", "string", "JSON", "details; see docs/schema.md"),
+            key("time_ns", "int64", "ns since epoch", "when"),
+            key("kind", "string", "", "kind of event"),
+            col("step", "int64", "count", "step it belongs to"),
+            col("attrs", "string", "JSON", "details; see docs/schema.md"),
         ),
     ),
-    Table(
-        "gpu_samples",
-        "Telemetry of one GPU, once a node and interval.",
-        (
-            _key("host", "string", "", "host name"),
-            _key("gpu_uuid", "string", "", "GPU"),
-            _key("time_ns", "int64", "ns since epoch", "when"),
-            _col("utilization", "float64", "ratio", "NVML utilisation, 0..1"),
-            _col("memory_bytes", "int64", "bytes", "memory in use"),
-            _col("power_w", "float64", "W", "power"),
-            _col("energy_j", "float64", "J", "energy counter"),
-            _col("temperature_c", "float64", "C", "temperature"),
-            _col("sm_clock_mhz", "float64", "MHz", "SM clock"),
-            _col("throttle", "int64", "bit mask", "throttle reasons"),
-        ),
-    ),
+    *TELEMETRY,
     Table(
         "evidence",
         "Where an importer found what it claims: file and line.",
         (
-            _key(
-                "claim", "string", "", "what is claimed, such as restart, resumed_from, save, end"
-            ),
-            _col("process_id", "int64", "id", "process incarnation it is about"),
-            _col("step", "int64", "count", "step it is about"),
-            _key("file", "string", "", "file as given"),
-            _key("line", "int64", "count", "line number from 1"),
-            _col("text", "string", "", "the line, shortened to 300 characters"),
+            key("claim", "string", "", "what is claimed, such as restart, resumed_from, save, end"),
+            col("process_id", "int64", "id", "process incarnation it is about"),
+            col("step", "int64", "count", "step it is about"),
+            key("file", "string", "", "file as given"),
+            key("line", "int64", "count", "line number from 1"),
+            col("text", "string", "", "the line, shortened to 300 characters"),
         ),
     ),
 )

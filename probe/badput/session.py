@@ -9,7 +9,7 @@ import sys
 import time
 from typing import cast
 
-from badput import __version__, guard, identity
+from badput import __version__, clock, guard, identity
 from badput.recorder import Recorder
 from badput.spawn import ensure_collector
 from badput.spool import Spool, SpoolError, above_standard, default_root
@@ -64,7 +64,7 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
 def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[str, Any]:
     """Everything that is known of the process when it begins: the rows of two tables."""
     ticks, start_ns = identity.birth()
-    mono, wall = time.monotonic_ns(), time.time_ns()
+    mono, wall = clock.mono(), clock.wall()
     start_ns = wall if _born else min(start_ns, wall)  # a second incarnation begins now
     who = identity.world(role, given["rank"], given["world_size"])
     stages, stage = (

@@ -10,9 +10,8 @@ is marked ``background`` and in_step, since its time takes nothing from the trai
 from __future__ import annotations
 
 import threading
-import time
 
-from badput import Nothing
+from badput import Nothing, clock
 from badput import layout as lo
 from badput.guard import fail
 from badput.recorder import CATEGORY
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from badput.recorder import Recorder
 
-_now = time.monotonic_ns
+_now = clock.mono
 _OTHER, _DATA = CATEGORY["other"], CATEGORY["data"]
 _OWN_ROW = frozenset({"save", "load", "eval"})
 _PHASE_DATA = lo.PHASE_CATEGORY + _DATA

@@ -16,9 +16,9 @@ import mmap
 import os
 import stat
 import sys
-import time
 from zlib import crc32
 
+from badput import clock
 from badput import layout as lo
 
 TYPE_CHECKING = False
@@ -292,7 +292,7 @@ class Spool:
         """
         if self.pos + size <= lo.SEGMENT_END:
             return True
-        now = time.monotonic_ns()
+        now = clock.mono()
         if now < self._retry_at:
             return False
         drained = lo.READER.unpack_from(self.control, lo.READER_AT)[0]

@@ -11,10 +11,9 @@ rests on the interpreter lock; without one ``other`` stays raised and every step
 
 from __future__ import annotations
 
-import time
 from zlib import crc32
 
-from badput import Nothing
+from badput import Nothing, clock
 from badput import layout as lo
 from badput.guard import fail, say
 from badput.values import MAX_STEP, as_count, as_flag, as_float, plain
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from badput.recorder import Recorder
 
-_now = time.monotonic_ns
+_now = clock.mono
 _hot_into = lo.STEP_HOT.pack_into
 _HOT_AT, _PHASE_STEP, _TURN, _SIZE = lo.STEP_HOT_AT, lo.PHASE_STEP, lo.SLOT_TURN, lo.STEP_SIZE
 _LAST_POS = lo.SEGMENT_END - lo.STEP_SIZE
@@ -77,7 +76,25 @@ class Step:
         self._short = memoryview(self._buf)[: lo.STEP_SHORT]
         self._whole = memoryview(self._buf)[: lo.STEP_WHOLE]
         self.acc = memoryview(self._buf)[lo.ACC_AT : lo.STEP_WHOLE].cast("Q")
-        empty = (lo.STEP, 0, lo.STEP_SIZE, 0, 0, 0, 0, -1, 0.0, lo.ACC_NULL, -1, -1, 0.0, 0, 0)
+        empty = (
+            lo.STEP,
+            0,
+            lo.STEP_SIZE,
+            0,
+            0,
+            0,
+            0,
+            -1,
+            0.0,
+            lo.ACC_NULL,
+            -1,
+            -1,
+            0.0,
+            0,
+            0,
+            0.0,
+            -1,
+        )
         lo.STEP_BODY.pack_into(self._buf, 0, *empty)
         lo.ACC.pack_into(self._buf, lo.ACC_AT, *[lo.ACC_NULL] * len(self.acc))
         self._blank = bytearray(self._buf)
@@ -290,11 +307,15 @@ class Step:
         samples: int | None = None,
         padding: int | None = None,
         source: str | None = None,
+        grad_norm_small: float | None = None,
+        samples_small: int | None = None,
         **unknown: object,
     ) -> None:
         """Add to the step under way. Numbers must be plain: a tensor is left out, not converted.
 
         ``applied``: did the update change the weights; ``committed``: was the result committed.
+        ``grad_norm_small`` with ``samples_small``: norm of the gradient of a part of the batch and
+        that part's samples; with ``grad_norm`` and ``samples`` they give the noise scale.
         """
         try:
             if not self.open:
@@ -304,6 +325,8 @@ class Step:
                 self._float("loss", loss, lo.LOSS_AT, lo.HAS_LOSS)
             if grad_norm is not None:
                 self._float("grad_norm", grad_norm, lo.GRAD_NORM_AT, lo.HAS_GRAD_NORM)
+            if grad_norm_small is not None:
+                self._small(grad_norm_small, samples_small)
             if applied is not None:
                 self._flag("applied", applied, lo.APPLIED_KNOWN, lo.APPLIED)
             if tokens is not None:
@@ -321,6 +344,14 @@ class Step:
             self.floats[at // 8] = number
             self.flags |= known
             self._extra = True
+
+    def _small(self, norm: object, samples: object) -> None:
+        count = as_count("samples_small", samples)
+        if not count:
+            say("samples_small", "grad_norm_small is left out: samples_small must come with it")
+            return
+        self._float("grad_norm_small", norm, lo.GRAD_NORM_SMALL_AT, lo.HAS_SMALL)
+        self.counts[lo.SAMPLES_SMALL_AT // 8] = count
 
     def _flag(self, what: str, value: object, known: int, true: int) -> None:
         truth = as_flag(what, value)
