@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from badput import clock, identity
+from badput.duties import Guarded, duties
 from badput.spawn import try_lock
 from badput.spool import SpoolError, open_root
 
@@ -140,6 +141,7 @@ class Collector:
         self._refused: set[str] = set()
         self._busy: set[str] = set()
         """Spools that `badput collect` drains just now."""
+        self._duties = Guarded(duties(root), log)
         self._boot = identity.boot_id()
         self._space = identity.pid_namespace()
 
@@ -209,6 +211,11 @@ class Collector:
                 self._note_end(tended)
                 tended.close()
                 del self.tended[name]
+        self._duties.tick(self.tended, now)
+
+    def close(self) -> None:
+        """Let the duties write what they have left."""
+        self._duties.close()
 
     def run(self) -> None:
         """Tend until there has been nothing to do for a while."""
@@ -247,10 +254,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             # go of it, and take it back if something came.
             os.close(lock)
             if not spool_names(root) - collector.seen:
-                return 0
+                break
             lock = try_lock(root_fd)
             if lock is None:
-                return 0
+                break
+        collector.close()
+        return 0
     except FileNotFoundError:
         return 0  # someone removed the spool root
 

@@ -142,6 +142,19 @@ class Drain:
             if self.path.exists():
                 raise
 
+    def tell(self, kind: str, time_ns: int, attrs: dict[str, Any]) -> None:
+        """Write an event that the collector itself saw. Raises OSError: tell it again then.
+
+        Its sequence number is below 0, where no record of the writer can have it. Killed before
+        the position is saved, the next collector's first event takes its place.
+        """
+        position = self.position.copy()
+        position.told += 1
+        row = event_row(self.facts, -position.told, time_ns, kind, attrs)
+        self._write_rows(f"{self.process_id:016x}-told-{position.told:06d}", {"events": [row]})
+        self._save(position)
+        self.position = position
+
     # -- the end ----------------------------------------------------------------------------
     def finish(self, status: int | None, seen_ns: int) -> dict[str, Any]:
         """Write the end event, after the last record. Raises OSError, and can be called again.
@@ -178,7 +191,7 @@ class Drain:
         position, clock = self.position, Clock(self.facts)
         _, dropped, closed = self.reader.writer()
         code, signal = split_status(status)
-        step, phase, since = self._phase()
+        step, phase, since = self.phase()
         close = position.close
         if close is not None and "t" in close:
             seen_ns = clock.wall(close["t"])
@@ -209,7 +222,7 @@ class Drain:
             return "exception" if close and close.get("failed") else "completed"
         return "completed" if code == 0 else "unknown"
 
-    def _phase(self) -> tuple[int | None, str, int]:
+    def phase(self) -> tuple[int | None, str, int]:
         """Step, phase name and since when (monotonic ns) at the last sign of life."""
         slot = self.reader.slot()
         last = self.position.last_step

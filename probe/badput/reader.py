@@ -47,6 +47,8 @@ class Position:
     uncaught: bool = False
     dropped: int = 0
     """Dropped records that an event has told so far."""
+    told: int = 0
+    """Events of the collector's own so far."""
     end: dict[str, Any] | None = None
     """The end event, decided but perhaps not yet written."""
 

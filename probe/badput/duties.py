@@ -1,0 +1,76 @@
+"""What a collector does beside draining: each duty on its own, so that none stops another.
+
+A duty is looked at on every tick and must return at once; what may take long (a driver that
+answers late) has a thread of its own. A duty that keeps failing is switched off with one line
+in the collector's log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from badput.collector import Tended
+
+MAX_FAILURES = 16
+"""Failures after which a duty is switched off."""
+
+
+class Duty(Protocol):
+    """One thing that a collector does for the spools that it tends."""
+
+    name: str
+    """For the log."""
+
+    def tick(self, tended: Mapping[str, Tended], now: float) -> None:
+        """Look, and do what is due. ``tended``: by spool name; ``now``: time.monotonic()."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left and give everything back."""
+        ...
+
+
+def duties(root: Path) -> list[Duty]:
+    """The duties of a collector for the spool root ``root``."""
+    del root
+    return []
+
+
+class Guarded:
+    """Runs duties; what one of them raises is logged once a kind and counted."""
+
+    def __init__(self, found: list[Duty], log: Callable[[str], None]) -> None:
+        self._log = log
+        self._found = found
+        self._said: set[str] = set()
+        self._failures: dict[str, int] = {}
+
+    def tick(self, tended: Mapping[str, Tended], now: float) -> None:
+        """Tick each duty."""
+        for duty in list(self._found):
+            try:
+                duty.tick(tended, now)
+            except Exception as error:  # noqa: BLE001 - one duty must not stop the others
+                self._failed(duty, error)
+
+    def _failed(self, duty: Duty, error: Exception) -> None:
+        kind = f"{duty.name} {type(error).__name__}"
+        if kind not in self._said:
+            self._said.add(kind)
+            self._log(f"{duty.name} failed: {type(error).__name__}: {error}")
+        count = self._failures[duty.name] = self._failures.get(duty.name, 0) + 1
+        if count >= MAX_FAILURES:
+            self._log(f"{duty.name} is off after {count} failures")
+            self._found.remove(duty)
+
+    def close(self) -> None:
+        """Close each duty."""
+        for duty in self._found:
+            try:
+                duty.close()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._log(f"{duty.name} failed at its end: {type(error).__name__}: {error}")
