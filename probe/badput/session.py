@@ -53,6 +53,7 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
         return None
     _born = True
     recorder = Recorder(spool)
+    _say_when_leaving(recorder)
     _hook_exceptions(recorder)
     try:
         ensure_collector(_root)
@@ -169,6 +170,21 @@ def after_fork(recorder: Recorder) -> None:
     spool = recorder.spool
     spool.control = bytearray(4096)  # type: ignore[assignment]
     spool.state = recorder.step.state = memoryview(spool.control).cast("Q")
+
+
+def _say_when_leaving(recorder: Recorder) -> None:
+    """At the interpreter's end, but before our maps go, tell the collector that it comes."""
+    import atexit
+
+    leave = recorder.spool.leaving
+
+    def badput_leaving() -> None:
+        try:
+            leave()
+        except Exception as error:  # noqa: BLE001 - guard
+            guard.fail("end", error)
+
+    atexit.register(badput_leaving)
 
 
 def _hook_exceptions(recorder: Recorder) -> None:

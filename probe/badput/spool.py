@@ -329,6 +329,10 @@ class Spool:
         counters = (self.index, self.dropped, int(self.closed))
         lo.WRITER.pack_into(self.control, lo.WRITER_AT, *counters)
 
+    def leaving(self) -> None:
+        """Say that the interpreter ends; that the maps go is then no sign of another program."""
+        lo.LEAVING.pack_into(self.control, lo.LEAVING_AT, 1)
+
     def write(self, kind: int, payload: bytes) -> int | None:
         """Append one record with ``payload``; its sequence number, or None if it was dropped.
 

@@ -14,6 +14,8 @@ import select
 import struct
 from typing import TYPE_CHECKING, Any
 
+from badput import layout as lo
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -75,8 +77,11 @@ class Watch:
 
         Asked only when the lock is free, which alone says less: the program may have closed
         our descriptors, and then goes on recording. A process that is ending lets go of its
-        memory before its files: it has no maps at all, and how it ended is known a moment later.
+        memory before its files: it has no maps at all, and how it ended is known a moment later. An
+        interpreter that ends gives the maps back long before that, and says so.
         """
+        if lo.LEAVING.unpack(os.pread(self._control_fd, lo.LEAVING.size, lo.LEAVING_AT))[0]:
+            return False
         inode = os.fstat(self._control_fd).st_ino
         try:
             with open(f"/proc/{self._pid}/maps", encoding="utf-8", errors="replace") as maps:

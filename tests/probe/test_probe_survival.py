@@ -96,6 +96,26 @@ def test_a_killed_collector_is_replaced_by_the_next_init_and_nothing_doubles(
     assert len(ends) == 1
 
 
+@pytest.mark.parametrize(("last_line", "reason"), [("", "completed"), ("sys.exit(3)", "exit")])
+def test_an_interpreter_that_takes_long_to_end_is_not_taken_for_another_program(
+    box, last_line, reason
+):
+    """Python frees the maps, which drops the lock too, long before the process is gone."""
+    child = box.run_child(f"""
+import badput, ctypes, os, sys, time
+badput.init(os.environ["RUN"])
+with badput.step():
+    pass
+while not os.path.isdir(os.environ["RUN"]):
+    time.sleep(0.05)
+libc = ctypes.CDLL(None)
+libc["__cxa_atexit"](libc.sleep, ctypes.c_void_p(2), None)  # as libraries' own ends do
+{last_line}
+""")
+    (end,) = box.ends()
+    assert (end["attrs"]["reason"], end["attrs"]["exit_code"]) == (reason, child.returncode)
+
+
 @pytest.mark.parametrize(
     ("last_line", "reason", "code", "number"),
     [
