@@ -33,7 +33,7 @@ WRITER_AT = 64
 WRITER = Struct("<QQQ")  # segment being written, records dropped, closed (0 or 1)
 LEAVING_AT = 88
 LEAVING = Struct("<Q")
-"""1 once the interpreter ends: it gives back our maps, and with them the lock, before it is gone."""
+"""1 once the interpreter ends: it gives back our maps, and the lock with them, before it goes."""
 READER_AT = 128
 READER = Struct("<QQQ")  # first segment not yet drained, next sequence number, ended (0 or 1)
 SLOT_AT = 256
