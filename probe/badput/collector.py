@@ -141,7 +141,7 @@ class Collector:
         self._refused: set[str] = set()
         self._busy: set[str] = set()
         """Spools that `badput collect` drains just now."""
-        self._duties = Guarded(duties(root), log)
+        self._duties = Guarded(duties(root, log), log)
         self._boot = identity.boot_id()
         self._space = identity.pid_namespace()
 

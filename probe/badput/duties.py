@@ -34,9 +34,9 @@ class Duty(Protocol):
         ...
 
 
-def duties(root: Path) -> list[Duty]:
-    """The duties of a collector for the spool root ``root``."""
-    del root
+def duties(root: Path, log: Callable[[str], None]) -> list[Duty]:
+    """The duties of a collector for the spool root ``root``. ``log``: one line in its log."""
+    del root, log
     return []
 
 
