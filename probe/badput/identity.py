@@ -17,7 +17,29 @@ from badput.values import SMALL, as_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
+
+    World = tuple[int | None, ...]
+
+_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "PMIX_RANK", *(n for names in _MPI for n in names[::2]))
+"""Variables by which a launcher tells a process which rank it is."""
+_SCHEDULERS = (
+    ("SLURM_JOB_ID", "slurm"),
+    ("KUBERNETES_SERVICE_HOST", "kubernetes"),
+    ("TORCHELASTIC_RUN_ID", "torchrun"),
+    ("OMPI_COMM_WORLD_SIZE", "mpi"),
+    ("MV2_COMM_WORLD_SIZE", "mpi"),
+    ("PMI_SIZE", "mpi"),
+    ("PMIX_RANK", "mpi"),
+    ("ACCELERATE_MIXED_PRECISION", "accelerate"),
+)
 
 
 def env_count(name: str) -> int | None:
@@ -26,32 +48,53 @@ def env_count(name: str) -> int | None:
     return int(text) if text.isdigit() and len(text) < 10 else None
 
 
+def env_text(name: str) -> str | None:
+    """An environment variable, or None if it is absent or empty; long ones are cut."""
+    return os.environ.get(name, "").strip()[:200] or None
+
+
 def first(*values: Any) -> Any:
     """The first value that is not None."""
     return next((v for v in values if v is not None), None)
 
 
 def world(role: str, rank: int | None, world_size: int | None) -> dict[str, int | None]:
-    """Rank, world size and local rank: as given, else of torch, torchrun or a Slurm step."""
-    torch_rank, torch_size = _torch_world()
-    step = os.environ.get("SLURM_STEP_ID", "").isdigit()  # srun, not the batch script itself
-    slurm_rank = env_count("SLURM_PROCID") if step else None
-    slurm_size = env_count("SLURM_STEP_NUM_TASKS") if step else None
-    slurm_local = env_count("SLURM_LOCALID") if step else None
-    size = first(
-        as_count("world_size", world_size, SMALL), torch_size, env_count("WORLD_SIZE"), slurm_size
-    )
+    """Rank, world size and local rank: as given, else of torch, torchrun, an MPI or a Slurm step.
+
+    What is not given comes from one source, the first that knows the rank: a rank of one and a
+    size of another are no world.
+    """
+    rank = as_count("rank", rank, SMALL)
+    world_size = as_count("world_size", world_size, SMALL)
+    found, size, local = next((s for s in _worlds() if s[0] is not None), (None, None, None))
+    if size is not None and found is not None and size <= found:
+        size = None  # of a part of the world, as of one component of a heterogeneous job
     if role == "launcher":
-        return {"rank": None, "world_size": size, "local_rank": None}
-    found = first(as_count("rank", rank, SMALL), torch_rank, env_count("RANK"), slurm_rank)
-    if found is None:
-        found = 0
-        size = first(size, 1)
+        return {
+            "rank": None,
+            "world_size": first(world_size, size, env_count("WORLD_SIZE")),
+            "local_rank": None,
+        }
+    if rank is None and found is None:
+        found, size = 0, first(env_count("WORLD_SIZE"), 1)
     return {
-        "rank": found,
-        "world_size": size,
-        "local_rank": first(env_count("LOCAL_RANK"), slurm_local),
+        "rank": first(rank, found),
+        "world_size": first(world_size, size, env_count("WORLD_SIZE")),
+        "local_rank": local,
     }
+
+
+def _worlds() -> Iterator[World]:
+    """(rank, world size, local rank) by each source that there may be, the surest first."""
+    rank, size = _torch_world()
+    yield rank, size, first(env_count("LOCAL_RANK"), *map(env_count, _LOCAL_RANKS))
+    yield tuple(map(env_count, ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    for names in _MPI:
+        yield tuple(map(env_count, names))
+    if os.environ.get("SLURM_STEP_ID", "").isdigit():  # srun, not the batch script itself
+        size = first(env_count("SLURM_STEP_NUM_TASKS"), env_count("SLURM_NTASKS"))
+        yield env_count("SLURM_PROCID"), size, env_count("SLURM_LOCALID")
+    yield env_count("PMIX_RANK"), None, None
 
 
 def _torch_world() -> tuple[int | None, int | None]:
@@ -66,24 +109,48 @@ def _torch_world() -> tuple[int | None, int | None]:
 
 
 def launcher() -> dict[str, Any]:
-    """Job id, attempt and rendezvous endpoint, each None if unknown."""
-    torch_id = os.environ.get("TORCHELASTIC_RUN_ID") or None
-    if torch_id == "none":  # torchrun's default says nothing
-        torch_id = None
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    """Job id, attempt, rendezvous endpoint and place on the scheduler, each None if unknown."""
+    host, port = env_text("MASTER_ADDR"), env_text("MASTER_PORT")
+    joined = f"{host}:{port}" if host and port else None
+    scheduler = _scheduler()
+    pod = first(*map(env_text, ("POD_NAME", "MY_POD_NAME")))
+    if pod is None and scheduler == "kubernetes":
+        pod = env_text("HOSTNAME")  # a container's host name is its pod's name
     return {
-        "job_id": first(
-            os.environ.get("BADPUT_JOB_ID") or None,
-            torch_id,
-            os.environ.get("SLURM_JOB_ID") or None,
-        ),
+        "job_id": first(env_text("BADPUT_JOB_ID"), _torch_id(), _slurm_job()),
         "attempt": first(
             env_count("BADPUT_ATTEMPT"),
             env_count("TORCHELASTIC_RESTART_COUNT"),
             env_count("SLURM_RESTART_COUNT"),
         ),
-        "endpoint": f"{host}:{port}" if host and port else None,
+        "endpoint": first(joined, env_text("PET_RDZV_ENDPOINT")),
+        "scheduler": scheduler,
+        "node": first(*map(env_text, ("SLURMD_NODENAME", "NODE_NAME", "MY_NODE_NAME"))),
+        "pod": pod,
     }
+
+
+def _scheduler() -> str | None:
+    """What gave us the node, or else what started the processes on it."""
+    for name, scheduler in _SCHEDULERS:
+        if env_text(name):
+            return scheduler
+    return None
+
+
+def _torch_id() -> str | None:
+    """torchrun's id of the job; its default, "none", says nothing."""
+    names = ("TORCHELASTIC_RUN_ID", "PET_RDZV_ID")
+    return next((text for n in names if (text := env_text(n)) not in (None, "none")), None)
+
+
+def _slurm_job() -> str | None:
+    """The job's id as Slurm prints it; the same again after a requeue."""
+    array, task = env_text("SLURM_ARRAY_JOB_ID"), env_text("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        return f"{array}_{task}"
+    # Of a heterogeneous job the first component's, which all of them know.
+    return first(env_text("SLURM_JOB_ID_HET_GROUP_0"), env_text("SLURM_JOB_ID"))
 
 
 def birth() -> tuple[int, int]:

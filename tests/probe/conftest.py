@@ -26,7 +26,9 @@ DEADLINE_S = 60.0
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "BADPUT_DIR", "BADPUT_DISABLE", "BADPUT_STRICT",
-    "BADPUT_JOB_ID", "BADPUT_ATTEMPT",
+    "BADPUT_JOB_ID", "BADPUT_ATTEMPT", "BADPUT_AUTO", "BADPUT_LAUNCHER", "BADPUT_PYTHON",
+    "TORCHELASTIC_RUN_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_PROCID", "PYTHONPATH",
+    "KUBERNETES_SERVICE_HOST",
 )  # fmt: skip
 
 
@@ -56,6 +58,17 @@ class Box:
             check=False,
             **more,
         )
+
+    def books(self) -> dict[str, Any]:
+        """What `badput report` says of the run, which `badput fsck` must find in order."""
+        badput = [sys.executable, "-m", "badput.cli"]
+        for command in (["fsck", str(self.run)], ["report", str(self.run), "--json"]):
+            done = subprocess.run(
+                [*badput, *command], text=True, capture_output=True, check=False, env=self.env
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """All rows of a table, by process and number. Every part must be readable."""
