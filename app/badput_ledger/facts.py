@@ -60,6 +60,11 @@ class Session:
     job_id: str | None = None
     attempt: int | None = None
 
+    @property
+    def trained_ns(self) -> int:
+        """Since when no rank is known to have trained on: a failure or hang before was survived."""
+        return min((p.last_step_ns for p in self.members if p.last_step_ns is not None), default=0)
+
 
 @dataclass(slots=True)
 class Facts:
@@ -177,8 +182,7 @@ def _finish(
         session.culprit = dead[0]
         session.end_reason = dead[0].reason
     # A failure that was caught and trained past does not end the session.
-    since = min((p.last_step_ns for p in members if p.last_step_ns is not None), default=0)
-    times = [t for kind, t in marks if kind in ("failure", "hang") and t >= since]
+    times = [t for kind, t in marks if kind in ("failure", "hang") and t >= session.trained_ns]
     times += [p.end_ns for p in dead[:1]]
     session.fail_ns = min(times, default=None)
 

@@ -21,7 +21,7 @@ _STARTING = ("restart", "resumed_from")
 
 
 def build_incidents(books: Books) -> list[dict[str, Any]]:
-    """One for each session that did not end on purpose and one for each hang event."""
+    """One for each session that did not end on purpose and one for each that ended in a hang."""
     leaves = _leaves_by_session(books)
     lost = {
         str(r["session"]): int(r["steps"])
@@ -175,10 +175,13 @@ def _row(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hangs(books: Books, session: Session) -> list[dict[str, Any]]:
+    """The hangs that nobody trained past: those are what B.hang is about (see facts.py)."""
+    if session.end_reason == "completed":
+        return []
     return books.rows(
         "SELECT * FROM events WHERE kind = 'hang' AND list_contains(?, process_id) "
-        "ORDER BY time_ns, process_id, seq",
-        [_ids(session)],
+        "AND time_ns >= ? ORDER BY time_ns, process_id, seq",
+        [_ids(session), session.trained_ns],
     )
 
 

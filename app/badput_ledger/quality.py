@@ -32,6 +32,7 @@ def build_quality(books: Books, report: dict[str, Any]) -> list[dict[str, str]]:
         notes.add("info", str(note), "runs.config")
     _rows(books, notes)
     _sessions(books, notes)
+    _survived_hangs(books, notes)
     _checkpoints(books, notes)
     _unknowns(books, report, notes)
     return sorted(notes.items, key=lambda n: _ORDER[n["severity"]])
@@ -92,6 +93,23 @@ def _sessions(books: Books, notes: _Notes) -> None:
             f"{row['because']}, since no checkpoint path links them",
             "lineage",
         )
+
+
+def _survived_hangs(books: Books, notes: _Notes) -> None:
+    """Hangs that the run survived: their time is in the steps or gaps where they were."""
+    for row in books.rows(
+        "SELECT count(*) AS n, max(ns) AS ns, arg_max(rank, ns) AS rank, "
+        "arg_max(step, ns) AS step, arg_max(phase, ns) AS phase FROM (SELECT rank, step, "
+        "TRY_CAST(json_extract_string(attrs, '$.duration_ns') AS BIGINT) AS ns, "
+        "json_extract_string(attrs, '$.phase') AS phase FROM events WHERE kind = 'hang_end') "
+        "HAVING count(*) > 0"
+    ):
+        longest = ""
+        if row["ns"] is not None:
+            where = f"rank {row['rank']}, step {row['step']}, phase {row['phase']}"
+            longest = f", the longest {row['ns'] / 1e9:.0f} s long ({where})"
+        times = "once" if row["n"] == 1 else f"{row['n']} times"
+        notes.add("info", f"a rank stood still and moved on by itself {times}{longest}", "events")
 
 
 def _checkpoints(books: Books, notes: _Notes) -> None:

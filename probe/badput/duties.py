@@ -36,8 +36,9 @@ class Duty(Protocol):
 
 def duties(root: Path, log: Callable[[str], None]) -> list[Duty]:
     """The duties of a collector for the spool root ``root``. ``log``: one line in its log."""
-    del root, log
-    return []
+    from badput.hang import HangWatch
+
+    return [HangWatch(root, log)]
 
 
 class Guarded:

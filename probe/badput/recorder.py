@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CATEGORY = {name: index for index, name in enumerate(STEP_CATEGORIES)}
 _LOCK_WAIT_S = 0.05
-_RESERVED = frozenset({"end", "dropped"})
+_RESERVED = frozenset({"end", "dropped", "hang_end"})
 _now = clock.mono
 
 

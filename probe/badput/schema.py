@@ -296,8 +296,8 @@ _TABLES = (
     Table(
         "events",
         "Instants. Kinds that the books know: end (a process ended), failure (first sign of a "
-        "failure), exit (a launcher saw a rank exit), complete (training finished), hang, rewind, "
-        "note, dropped.",
+        "failure), exit (a launcher saw a rank exit), complete (training finished), hang, "
+        "hang_end, rewind, note, dropped.",
         (
             _PROCESS,
             _SEQ,

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import cast
 
-from badput import __version__, clock, guard, identity
+from badput import __version__, clock, guard, identity, stacks
 from badput.recorder import Recorder
 from badput.spawn import ensure_collector
 from badput.spool import Spool, SpoolError, above_standard, default_root
@@ -55,6 +55,7 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
     recorder = Recorder(spool)
     _say_when_leaving(recorder)
     _hook_exceptions(recorder)
+    _keep_stacks(recorder, _root, who["watch"])
     try:
         ensure_collector(_root)
     except Exception as error:  # noqa: BLE001 - what is recorded waits for the next collector
@@ -105,10 +106,20 @@ def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[s
         "anchor_wall_ns": wall,
         "start_ticks": ticks,
         "pid_namespace": identity.pid_namespace(),
+        "watch": stacks.settings(),
         "process": plain(process),
         "run_row": plain({**row, **_flops(given["flops"])}),
         "config": None if given["config"] is None else plain(given["config"]),
     }
+
+
+def _keep_stacks(recorder: Recorder, root: str, wants: dict[str, Any]) -> None:
+    """Keep Python stacks for the hang watch, where the environment asks for them."""
+    try:
+        if wants.get("stacks") or wants.get("ptrace"):
+            stacks.start(recorder, root)
+    except Exception as error:  # noqa: BLE001 - guard
+        guard.fail("stacks", error)
 
 
 def _text(value: object) -> str | None:
@@ -141,6 +152,7 @@ def _main_module_of_spawned_child() -> bool:
 def stop(recorder: Recorder, timeout: float) -> None:
     """Close the spool and wait up to ``timeout`` s until all is in Parquet."""
     _unhook_exceptions()
+    stacks.stop()
     recorder.close()
     disconnect(recorder)
     deadline = time.monotonic() + min(max(timeout, 0.0), MAX_CLOSE_S)

@@ -405,6 +405,25 @@ def test_a_watchdog_ends_the_hang_and_teardown_follows(make: Any) -> None:
     assert sum(i["gpu_seconds"] for i in report["incidents"]) == pytest.approx(650)
 
 
+def test_a_hang_that_was_trained_past_ends_nothing_and_is_told(make: Any) -> None:
+    pid = make.process(0)
+    at = make.steps(pid, 1, 30, 0, 10.0)
+    make.event(pid, "hang", at + 600)
+    make.event(pid, "hang_end", at + 900, duration_ns=900_000_000_000, phase="step")
+    at = make.steps(pid, 31, 60, at + 900, 10.0)
+    make.event(pid, "hang", at + 600)
+    make.end(pid, at + 650, reason="signal", signal=6)
+    report = books_of(make.write())
+    assert seconds(report)["B.hang"] == 590
+    hang, ended = report["incidents"]
+    assert (hang["kind"], hang["gpu_seconds"]) == ("hang", 590)
+    assert ended["kind"] == "signal"
+    (note,) = [n for n in report["quality"] if "moved on by itself" in n["what"]]
+    assert note["what"].startswith(
+        "a rank stood still and moved on by itself once, the longest 900"
+    )
+
+
 def test_a_kill_during_a_save_books_the_save(make: Any) -> None:
     pid = make.process(0)
     at = make.steps(pid, 1, 30, 0, 1.0)

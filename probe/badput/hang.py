@@ -1,0 +1,354 @@
+"""The hang watch: a duty that tells when a rank stops moving, and when it moves on.
+
+A rank hangs when its state slot, and so its phase, is older than that phase may last (see
+limits.py). Time in which nobody looked, as while the machine slept or the collector was stopped,
+does not count. What is told is an event ``hang``, and ``hang_end`` when the rank moves again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from badput import clock, kernel, stack_reader
+from badput import layout as lo
+from badput.limits import Limit, Pace, Place, base_limits, behind
+from badput.rows import Clock
+from badput.stacks import PID_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from badput.collector import Tended
+
+FILE = "hang.json"
+"""In the spool: the hang that was told and has not ended, for the collector that takes over."""
+LOOK_S = 1.0
+"""How often ranks are looked at, if the limits are not shorter."""
+_GAP_NS = 5_000_000_000
+"""A longer time between two looks means that we, and perhaps all, stood still."""
+_CRAWL = 3
+"""A step may last this many times its limit while its phases change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """A hang that was told and has not ended. Times are monotonic ns."""
+
+    since: int
+    """Time of the state slot then."""
+    begin: int
+    step: int | None
+    phase: str
+    by_step: bool
+    """True if the phases change but the step does not end."""
+
+    def over(self, step: int | None, since: int) -> bool:
+        """Does the rank move again, given its step and the time of its state slot?"""
+        return step != self.step if self.by_step else since > self.since
+
+
+class Looked:
+    """One rank as the watch sees it."""
+
+    def __init__(self, tended: Tended) -> None:
+        facts = tended.drain.facts
+        process = facts["process"]
+        self.tended, self.drain = tended, tended.drain
+        self.run: str = tended.drain.run
+        self.rank: int | None = process.get("rank")
+        self.pid: int = int(process["pid"])
+        self.born: int = int(process["init_ns"])
+        limits = base_limits(facts)
+        self.watched = limits is not None and process.get("role") == "rank"
+        self.pace = Pace(*(limits or (0.0, 0.0)))
+        wants: dict[str, Any] = facts.get("watch") or {}
+        self.spy_allowed = wants.get("ptrace") is True
+        self.step: int | None = None
+        self.phase: str = "unknown"
+        self.since: int = 0
+        self.in_step = False
+        self.moved_lost: int = 0
+        self.step_lost: int = 0
+        self.step_at: int = 0
+        self.asked: tuple[bool, int | None] | None = None
+        """The hang for which the spool was drained: by step or not, and which."""
+        self.hung: Hung | None = _restore(self.drain.path)
+        self.spy: stack_reader.Spy | None = None
+        self.waiting: dict[str, Any] | None = None
+        """A hang event whose stacks are being fetched."""
+        self.untold: deque[tuple[str, int, dict[str, Any]]] = deque(maxlen=64)
+        self.cpu: tuple[int, int] | None = None
+        """CPU time at an earlier instant (ns, monotonic ns), while the rank does not move."""
+
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.rank or 0, self.step or 0, self.phase)
+
+    def look(self, now: int, lost: int) -> None:
+        """Read phase and step. ``lost``: ns in which nobody looked, so far."""
+        drain = self.drain
+        step, phase, since = drain.phase()
+        last = drain.position.last_step
+        self.pace.saw_step(last)
+        if step != self.step:
+            self.step_at, self.step_lost = now, lost
+        if since != self.since:
+            if self.since and since > self.since:
+                self.pace.saw_phase(self.phase, since - self.since)
+            self.moved_lost, self.cpu = lost, None
+        self.step, self.phase, self.since = step, phase, since
+        done = last[0] if last else None
+        self.in_step = phase == lo.FIXED_PHASES[lo.PHASE_STEP] or (
+            step is not None and step != done
+        )
+
+    def limit(self) -> Limit:
+        """How long the present phase may last."""
+        return self.pace.limit(self.phase, self.in_step)
+
+    def overdue(self, now: int, lost: int) -> tuple[Limit, bool] | None:
+        """The limit that was passed, and whether it is the step's as a whole; None if none was."""
+        limit = self.limit()
+        if now - self.since - (lost - self.moved_lost) > limit.ns:
+            return limit, False
+        usual = self.pace.limit("step", True)
+        if not self.in_step or limit.ns > usual.ns:  # evaluation in a step, say: count anew
+            self.step_at, self.step_lost = now, lost
+        elif now - self.step_at - (lost - self.step_lost) > _CRAWL * usual.ns:
+            return Limit(
+                _CRAWL * usual.ns, f"{_CRAWL} times {usual.rule}, for the whole step"
+            ), True
+        return None
+
+
+class HangWatch:
+    """The duty."""
+
+    name = "hang watch"
+
+    def __init__(self, root: Path, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._ranks: dict[str, Looked] = {}
+        self._gone: dict[str, dict[int, tuple[int, str]]] = {}
+        """By run: ranks that ended without saying that they were done, when, and where."""
+        self._due = 0.0
+        self._last = 0
+        self._lost = 0
+        self._asleep = clock.boot() - clock.mono()
+        self._spy = stack_reader.find_spy()
+        _write(root / PID_FILE, str(os.getpid()))
+
+    def tick(self, tended: Mapping[str, Tended], now: float) -> None:
+        """Look at every rank, if it is time."""
+        del now
+        if time.monotonic() < self._due:
+            return
+        self._forget(tended)
+        mono = clock.mono()
+        self._account(mono)
+        shortest = LOOK_S
+        for name, one in tended.items():
+            rank = self._ranks.get(name)
+            if rank is None:
+                rank = self._ranks[name] = Looked(one)
+            if rank.watched and one.dead_ns is None:
+                rank.look(mono, self._lost)
+                shortest = min(shortest, rank.pace.hang_s / 8)
+        for rank in self._ranks.values():
+            if rank.watched and rank.tended.dead_ns is None and not rank.drain.reader.writer()[2]:
+                self._judge(rank, mono)
+            self._tell(rank)
+        self._due = time.monotonic() + shortest
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _account(self, mono: int) -> None:
+        """Count time in which nobody looked; say when the machine slept."""
+        if self._last and mono - self._last > _GAP_NS:
+            self._lost += mono - self._last
+        self._last = mono
+        asleep = clock.boot() - mono
+        if asleep - self._asleep > 1_000_000_000:
+            self._log(
+                f"the machine slept for {(asleep - self._asleep) / 1e9:.0f} s; that is no hang"
+            )
+        self._asleep = asleep
+
+    def _forget(self, tended: Mapping[str, Tended]) -> None:
+        """Remember where those were that are gone."""
+        for name in self._ranks.keys() - tended.keys():
+            rank = self._ranks.pop(name)
+            end = rank.drain.position.end or {}
+            if rank.rank is not None and not end.get("closed") and end.get("reason") != "completed":
+                when = rank.tended.dead_ns or clock.wall()
+                where = f"{end.get('reason', 'unknown')} in step {rank.step}, {rank.phase}"
+                self._gone.setdefault(rank.run, {})[rank.rank] = (when, where)
+
+    # -- judging ----------------------------------------------------------------------------
+    def _judge(self, rank: Looked, mono: int) -> None:
+        if rank.waiting is not None:
+            if rank.spy is None or rank.spy.done():
+                self._stacks_came(rank)
+            return
+        if rank.hung is not None:
+            self._still(rank, rank.hung)
+            return
+        if not rank.since:
+            return
+        age = mono - rank.since
+        overdue = rank.overdue(mono, self._lost)
+        if overdue is None:
+            if rank.cpu is None and 2 * age > rank.limit().ns:
+                rank.cpu = _cpu_at(rank.pid, mono)
+            return
+        limit, by_step = overdue
+        which = (by_step, rank.step if by_step else rank.since)
+        if rank.asked != which:  # what is in the spool may say more: have it drained first
+            rank.asked = which
+            rank.tended.due = 0.0
+        else:
+            self._hangs(rank, limit, mono, by_step)
+
+    def _still(self, rank: Looked, hung: Hung) -> None:
+        """See whether a rank that hung moves again."""
+        if not hung.over(rank.step, rank.since):
+            return
+        wall = Clock(rank.drain.facts).wall
+        lasted = max(0, rank.since - hung.begin)
+        attrs = {
+            "duration_ns": lasted,
+            "since_ns": wall(hung.begin),
+            "phase": hung.phase,
+            "step": hung.step,
+        }
+        rank.untold.append(("hang_end", wall(rank.since), attrs))
+        self._log(f"{rank.run}: rank {rank.rank} moves again after {lasted / 1e9:.0f} s")
+        rank.hung = None
+        with contextlib.suppress(OSError):
+            (rank.drain.path / FILE).unlink(missing_ok=True)
+
+    def _hangs(self, rank: Looked, limit: Limit, mono: int, by_step: bool) -> None:
+        wall = Clock(rank.drain.facts).wall
+        begin = rank.step_at if by_step else rank.since
+        attrs: dict[str, Any] = {
+            "phase": rank.phase,
+            "step": rank.step,
+            "age_ns": mono - begin,
+            "since_ns": wall(begin),
+            "threshold_ns": limit.ns,
+            "threshold": limit.rule,
+            "usual_step_ns": rank.pace.usual(),
+            **self._others(rank),
+            **self._kernel(rank, mono),
+        }
+        attrs["what"] = _sentence(rank, attrs)
+        rank.hung = Hung(rank.since, begin, rank.step, rank.phase, by_step)
+        rank.waiting = attrs
+        if self._spy is not None and rank.spy_allowed and "state" in attrs:
+            with contextlib.suppress(OSError):
+                rank.spy = stack_reader.Spy(self._spy, rank.pid)
+        if rank.spy is None:
+            self._stacks_came(rank)
+
+    def _stacks_came(self, rank: Looked) -> None:
+        attrs, rank.waiting = rank.waiting or {}, None
+        found = rank.spy.result() if rank.spy is not None else []
+        rank.spy = None
+        found = found or stack_reader.last_dump(rank.drain.path)
+        if found:
+            attrs["stacks"] = found
+        rank.untold.append(("hang", Clock(rank.drain.facts).wall(clock.mono()), attrs))
+        self._log(f"{rank.run}: {attrs['what']}")
+        _write(rank.drain.path / FILE, json.dumps(asdict(rank.hung)) if rank.hung else "{}")
+
+    def _others(self, rank: Looked) -> dict[str, Any]:
+        """The ranks of the same run on this node that are behind, and those that are gone."""
+        peers = [
+            r
+            for r in self._ranks.values()
+            if r.run == rank.run and r.watched and r.rank is not None and r.tended.dead_ns is None
+        ]
+        alive = {r.rank for r in peers}
+        gone = {
+            str(number): where
+            for number, (when, where) in self._gone.get(rank.run, {}).items()
+            if number not in alive and when >= rank.born
+        }
+        found: dict[str, Any] = {
+            "ranks_here": len(peers),
+            "behind": behind([r.place() for r in peers]),
+        }
+        if found["behind"]:
+            places = {r.rank: f"step {r.step}, {r.phase}" for r in peers}
+            found["behind_at"] = {str(n): places[n] for n in found["behind"][:16]}
+        if gone:
+            found["gone"] = gone
+        return found
+
+    @staticmethod
+    def _kernel(rank: Looked, mono: int) -> dict[str, Any]:
+        if rank.tended.watch.fd is None:  # its pid means nothing here
+            return {}
+        found = kernel.look(rank.pid)
+        now = _cpu_at(rank.pid, mono)
+        if rank.cpu is not None and now is not None and now[1] > rank.cpu[1]:
+            found["cpu"] = round((now[0] - rank.cpu[0]) / (now[1] - rank.cpu[1]), 3)
+        return found
+
+    # -- telling ----------------------------------------------------------------------------
+    @staticmethod
+    def _tell(rank: Looked) -> None:
+        """Write the events that wait; a run folder that is gone gets them later."""
+        while rank.untold:
+            try:
+                rank.drain.tell(*rank.untold[0])
+            except OSError:
+                return
+            rank.untold.popleft()
+
+
+def _cpu_at(pid: int, mono: int) -> tuple[int, int] | None:
+    used = kernel.cpu_ns(pid)
+    return None if used is None else (used, mono)
+
+
+def _sentence(rank: Looked, attrs: Mapping[str, Any]) -> str:
+    where = f"phase {rank.phase} of step {rank.step}"
+    text = f"rank {rank.rank} made no progress for {attrs['age_ns'] / 1e9:.0f} s in {where}"
+    if kernel.stopped(dict(attrs)):
+        text += f"; its process is {attrs['state_text']}"
+    gone, late = attrs.get("gone"), attrs["behind"]
+    if gone:
+        number, how = next(iter(gone.items()))
+        text += f"; rank {number} is gone ({how})"
+    if late == [rank.rank]:
+        text += "; the other ranks of this node wait for it"
+    elif late:
+        names = ", ".join(map(str, late[:4])) + (", ..." if len(late) > 4 else "")
+        text += f"; behind: rank {names} ({next(iter(attrs['behind_at'].values()))})"
+    return text
+
+
+def _restore(spool: Path) -> Hung | None:
+    """The hang that an earlier collector told of this process, if it has not ended."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Hung(**json.loads((spool / FILE).read_text(encoding="utf-8")))
+    return None
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a small file of ours as a whole."""
+    temp = path.with_name(f".{path.name}-{os.getpid()}")
+    with contextlib.suppress(OSError):
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as handle:
+            handle.write(text)
+        temp.replace(path)
