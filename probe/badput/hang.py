@@ -79,13 +79,30 @@ class Looked:
         self.step_at: int = 0
         self.asked: tuple[bool, int | None] | None = None
         """The hang for which the spool was drained: by step or not, and which."""
-        self.hung: Hung | None = _restore(self.drain.path)
+        self.hung: Hung | None = None
         self.spy: stack_reader.Spy | None = None
         self.waiting: dict[str, Any] | None = None
         """A hang event whose stacks are being fetched."""
         self.untold: deque[tuple[str, int, dict[str, Any]]] = deque(maxlen=64)
         self.cpu: tuple[int, int] | None = None
         """CPU time at an earlier instant (ns, monotonic ns), while the rank does not move."""
+        self._restore()
+
+    def keep(self, event: tuple[str, int, dict[str, Any]]) -> None:
+        """Note the hang and its event in the spool, then put it on the list of what is told."""
+        kept = {"hung": asdict(self.hung) if self.hung else None, "event": event,
+                "number": self.drain.position.told + len(self.untold) + 1}  # fmt: skip
+        _write(self.drain.path / FILE, json.dumps(kept))
+        self.untold.append(event)
+
+    def _restore(self) -> None:
+        """Take over a hang that an earlier collector found, and tell it if that one could not."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            kept = json.loads((self.drain.path / FILE).read_text(encoding="utf-8"))
+            kind, time_ns, attrs = kept["event"]
+            self.hung = Hung(**kept["hung"])
+            if self.drain.position.told < kept["number"]:
+                self.untold.append((kind, time_ns, attrs))
 
     def place(self) -> Place:
         """Where it is."""
@@ -265,9 +282,8 @@ class HangWatch:
         found = found or stack_reader.last_dump(rank.drain.path)
         if found:
             attrs["stacks"] = found
-        rank.untold.append(("hang", Clock(rank.drain.facts).wall(clock.mono()), attrs))
+        rank.keep(("hang", Clock(rank.drain.facts).wall(clock.mono()), attrs))
         self._log(f"{rank.run}: {attrs['what']}")
-        _write(rank.drain.path / FILE, json.dumps(asdict(rank.hung)) if rank.hung else "{}")
 
     def _others(self, rank: Looked) -> dict[str, Any]:
         """The ranks of the same run on this node that are behind, and those that are gone."""
@@ -335,13 +351,6 @@ def _sentence(rank: Looked, attrs: Mapping[str, Any]) -> str:
         names = ", ".join(map(str, late[:4])) + (", ..." if len(late) > 4 else "")
         text += f"; behind: rank {names} ({next(iter(attrs['behind_at'].values()))})"
     return text
-
-
-def _restore(spool: Path) -> Hung | None:
-    """The hang that an earlier collector told of this process, if it has not ended."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return Hung(**json.loads((spool / FILE).read_text(encoding="utf-8")))
-    return None
 
 
 def _write(path: Path, text: str) -> None:

@@ -203,19 +203,19 @@ def test_a_rank_that_died_is_named_to_those_that_wait_for_it(box, wait_until):
     code = (
         BEGIN
         + """
+sys.stdin.readline()
 if os.environ["RANK"] == "1":
-    sys.stdin.readline()
     os.kill(os.getpid(), 9)
 with badput.step(), badput.span("comm"):
     sys.stdin.readline()
 """
     )
-    ranks = [
-        box.start(code, env={**SHORT, "BADPUT_HANG_S": "4", "RANK": str(n)}, stdin=-1)
-        for n in (0, 1)
-    ]
-    wait_until(lambda: len(box.rows("processes")) == 2, "two processes")
+    ranks = [box.start(code, env={**SHORT, "RANK": str(n)}, stdin=-1) for n in (0, 1)]
+    wait_until(lambda: len({r["rank"] for r in box.rows("steps")}) == 2, "steps of both")
     ranks[1].communicate("go\n", timeout=60)
+    told(box, wait_until, "end")
+    ranks[0].stdin.write("go\n")
+    ranks[0].stdin.flush()
     hang = told(box, wait_until, "hang")
     assert hang["rank"] == 0
     assert "rank 1 is gone" in hang["attrs"]["what"]
