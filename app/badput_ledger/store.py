@@ -3,12 +3,14 @@
 Every part is looked at before DuckDB sees it: one bad part costs one part, not the
 run. Files are given to DuckDB as an explicit list, never as a glob, and every column
 is cast to the type of the schema; columns that no part has are NULL, and columns of
-a newer writer are ignored.
+a newer writer are ignored. Parts that a compacted one replaces are left out, and when a part
+goes away while it is read, because it was compacted, the table is listed again.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import duckdb
 
-from badput.parts import FACTS
+from badput.parts import FACTS, RANGES, live_names
 from badput.schema import TABLES
 from badput_ledger.errors import BooksError
 from badput_ledger.plausible import is_suspect, row_tests
@@ -33,6 +35,16 @@ SQL_TYPES = {
 }
 MATERIALISE_ROWS = 5_000_000
 """Tables with more rows stay views over the parts."""
+TRIES = 20
+"""How often a table is listed again because a part went away."""
+
+_OLD = """SELECT 'TABLE', table_name FROM duckdb_tables() WHERE table_name = $1
+UNION ALL SELECT 'VIEW', view_name FROM duckdb_views() WHERE NOT internal AND view_name = $1"""
+"""What a first try to make a table left behind."""
+
+
+class GoneError(Exception):
+    """A part went away between the listing and the reading: it was compacted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +88,13 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def read_parts(folder: Path, table: str) -> tuple[list[Part], list[str]]:
-    """The good parts of a table and one sentence for each part that is skipped."""
+    """The good parts of a table and one sentence for each part that is skipped.
+
+    Raises GoneError if one goes away meanwhile.
+    """
     where = folder / FACTS / table
     try:
-        names = sorted(entry.name for entry in where.iterdir())
+        names = live_names(where)
     except (FileNotFoundError, NotADirectoryError):
         return [], []
     except OSError as error:
@@ -87,8 +102,6 @@ def read_parts(folder: Path, table: str) -> tuple[list[Part], list[str]]:
     good: list[Part] = []
     broken: list[str] = []
     for name in names:
-        if not name.endswith(".parquet") or name.startswith("."):
-            continue
         part = _look_at(where / name, table)
         if isinstance(part, str):
             broken.append(f"{where / name}: {part}; the part is skipped.")
@@ -105,6 +118,8 @@ def _look_at(path: Path, table: str) -> Part | str:
             return "the file is empty"
         meta = pq.read_metadata(path)
         schema = meta.schema.to_arrow_schema()
+    except FileNotFoundError as error:
+        raise GoneError(str(path)) from error
     except (OSError, pa.ArrowException, ValueError) as error:
         return _why_not(error)
     types: dict[str, Any] = {field.name: field.type for field in schema}
@@ -158,6 +173,14 @@ def _fits(column: Column, kind: Any) -> bool:
 def _key_ranges(meta: Any, names: list[str]) -> tuple[tuple[int, int, int, int], ...]:
     if "process_id" not in names or "seq" not in names:
         return ()
+    noted = (meta.metadata or {}).get(RANGES)
+    if noted is not None:
+        try:
+            return tuple(
+                (int(p), int(p), int(low), int(high)) for p, low, high in json.loads(noted)
+            )
+        except (ValueError, TypeError):
+            pass  # somebody else's
     at = [names.index("process_id"), names.index("seq")]
     found: list[tuple[int, int, int, int]] = []
     for group in range(meta.num_row_groups):
@@ -208,14 +231,35 @@ def load(con: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
     """Make every table of the schema in ``con``; returns sentences about skipped parts."""
     broken: list[str] = []
     for table in TABLES:
-        parts, bad = read_parts(folder, table)
-        broken += bad
+        for left in reversed(range(TRIES)):
+            try:
+                broken += _load_table(con, folder, table)
+                break
+            except GoneError as error:
+                if not left:
+                    raise BooksError(f"{error}: parts keep going away while it is read.") from None
+    return broken
+
+
+def _load_table(con: duckdb.DuckDBPyConnection, folder: Path, table: str) -> list[str]:
+    """Make one table. Raises GoneError if a part goes away meanwhile: list it again then."""
+    parts, broken = read_parts(folder, table)
+    try:
         parts, bad = _make_table(con, table, parts)
         broken += bad
         for part in parts:
             if part.suspect:
                 broken += _lost_rows(con, table, part)
+    except duckdb.Error:
+        _check_there(parts)
+        raise
     return broken
+
+
+def _check_there(parts: list[Part]) -> None:
+    for part in parts:
+        if not Path(part.path).exists():
+            raise GoneError(part.path) from None
 
 
 def _make_table(
@@ -225,6 +269,7 @@ def _make_table(
     try:
         _create(con, table, parts)
     except duckdb.Error:
+        _check_there(parts)
         good = [p for p in parts if _readable(con, table, p)]
         lost = [p for p in parts if p not in good]
         if not lost:
@@ -261,7 +306,8 @@ def _lost_rows(con: duckdb.DuckDBPyConnection, table: str, part: Part) -> list[s
 
 def _create(con: duckdb.DuckDBPyConnection, table: str, parts: list[Part]) -> None:
     rows = sum(p.rows for p in parts)
-    con.execute(f'DROP VIEW IF EXISTS "{table}_parts"')
+    for kind, name in con.execute(_OLD, [table]).fetchall():
+        con.execute(f'DROP {kind} "{name}"')
     if not parts:
         columns = ", ".join(f'"{c.name}" {SQL_TYPES[c.type]}' for c in TABLES[table].columns)
         con.execute(f'CREATE TABLE "{table}" ({columns})')

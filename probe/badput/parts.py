@@ -10,15 +10,22 @@ sees half a part. Writing the same name again replaces the part as a whole; writ
 derive the name from what the part holds, so that doing the same work twice after a
 crash leaves one copy of every row.
 
+A compacted part (compact.py) names in its footer the parts whose rows it holds. From the
+instant that it has its place, whoever lists a table leaves those out; they are unlinked
+afterwards. So a reader must list with ``list_parts`` or ``live_names``, and list again when a
+part is gone that it is about to read: ``read_rows`` does.
+
 pyarrow is imported inside the functions: only the collector and the importers use it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from badput import identity
 from badput.schema import TABLES, arrow_schema
 
 if TYPE_CHECKING:
@@ -28,6 +35,12 @@ if TYPE_CHECKING:
 
 FACTS = "facts"
 TMP = "tmp"
+COMPACT = "compact-"
+"""How the names of compacted parts begin."""
+REPLACES = b"badput.replaces"
+"""Footer key: JSON, size in bytes by name (without .parquet) of the parts that it replaces."""
+RANGES = b"badput.ranges"
+"""Footer key: JSON, a list of [process_id, lowest seq, highest seq] of what a part holds."""
 
 
 def part_path(run: str | os.PathLike[str], table: str, name: str) -> Path:
@@ -36,13 +49,98 @@ def part_path(run: str | os.PathLike[str], table: str, name: str) -> Path:
 
 
 def list_parts(run: str | os.PathLike[str], table: str) -> list[Path]:
-    """The parts of ``table`` in ``run``, by name. A missing table has none."""
+    """The parts of ``table`` in ``run`` that hold its rows, by name. A missing table has none."""
     folder = Path(run) / FACTS / table
     try:
-        found = sorted(folder.iterdir())
+        return [folder / name for name in live_names(folder)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [p for p in found if p.suffix == ".parquet" and not p.name.startswith(".")]
+
+
+def live_names(folder: Path) -> list[str]:
+    """File names of the parts in a table's folder that no other part replaces. Raises OSError.
+
+    A folder is not listed in one instant: a compaction may put its part where the listing has
+    been and unlink the old ones where it has yet to come. So it is listed until no compacted
+    part is new. (A compacted part is not replaced within seconds: see compact.YOUNG_S.)
+    """
+    names = _names(folder)
+    while True:
+        gone = replaced(folder, names)
+        again = _names(folder)
+        if gone is not None and not any(n.startswith(COMPACT) for n in again - names):
+            return sorted(names - gone)
+        names = again
+
+
+def _names(folder: Path) -> set[str]:
+    with os.scandir(folder) as entries:
+        return {e.name for e in entries if e.name.endswith(".parquet") and e.name[0] != "."}
+
+
+def replaced(folder: Path, names: set[str]) -> set[str] | None:
+    """Those of ``names`` that compacted parts among them replace; None if one of those is gone.
+
+    A part counts as replaced only if it still has the size that it had then: one that was
+    written anew holds more.
+    """
+    gone: set[str] = set()
+    for name in names:
+        if not name.startswith(COMPACT):
+            continue
+        try:
+            listed = json.loads(footer_notes(folder / name).get(REPLACES, b"{}"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            continue  # damaged: whoever reads it says so
+        for stem, size in listed.items():
+            other = f"{stem}.parquet"
+            if other in names and _size(folder / other) in (size, None):
+                gone.add(other)
+    return gone
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def footer_notes(path: Path) -> dict[bytes, bytes]:
+    """The key-value metadata of a part. Raises OSError, and ValueError if it is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open(path, "rb") as handle:
+            return pq.read_metadata(handle).metadata or {}
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is not a complete Parquet file") from error
+
+
+def read_part(path: Path) -> tuple[int, pa.Table]:
+    """Size in bytes and rows of one part. Raises OSError and pyarrow's errors."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # In one piece and with one thread: small parts are read three times as fast so.
+    data = path.read_bytes()
+    return len(data), pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+
+
+def read_rows(run: str | os.PathLike[str], table: str) -> list[dict[str, Any]]:
+    """All rows of ``table``, each part read once whatever is compacted meanwhile.
+
+    Raises OSError and pyarrow's errors for a part that cannot be read.
+    """
+    while True:
+        try:
+            found = [read_part(path)[1] for path in list_parts(run, table)]
+            return [row for data in found for row in data.to_pylist()]
+        except FileNotFoundError:
+            continue
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
@@ -68,10 +166,17 @@ def rows_to_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def write_part(run: str | os.PathLike[str], table: str, name: str, data: pa.Table) -> Path:
+def write_part(
+    run: str | os.PathLike[str],
+    table: str,
+    name: str,
+    data: pa.Table,
+    notes: Mapping[bytes, bytes] | None = None,
+) -> Path:
     """Write ``data`` as the part ``name`` of ``table`` and return where it lies.
 
-    Raises OSError (disk full, no permission); then nothing is left in the table's folder.
+    ``notes`` go into the footer. Raises OSError (disk full, no permission); then nothing is left
+    in the table's folder.
     """
     import pyarrow.parquet as pq
 
@@ -79,11 +184,14 @@ def write_part(run: str | os.PathLike[str], table: str, name: str, data: pa.Tabl
     tmp_dir = Path(run) / TMP
     target.parent.mkdir(parents=True, exist_ok=True)
     tmp_dir.mkdir(parents=True, exist_ok=True)
-    tmp = tmp_dir / f"{table}-{name}-{os.getpid()}.parquet"
+    tmp = tmp_dir / f"{table}-{name}-{writer_id()}.parquet"
     try:
         # An open file: as a path, pyarrow takes no name that is not UTF-8.
         with open(tmp, "wb") as handle:
-            pq.write_table(data.cast(arrow_schema(table)), handle, **_write_options(data, table))
+            data = data.cast(arrow_schema(table))
+            with pq.ParquetWriter(handle, data.schema, **_write_options(table)) as writer:
+                writer.write_table(data)
+                writer.add_key_value_metadata(dict(notes or {}))
             handle.flush()
             os.fsync(handle.fileno())
         tmp.replace(target)
@@ -92,6 +200,13 @@ def write_part(run: str | os.PathLike[str], table: str, name: str, data: pa.Tabl
         raise
     _fsync_dir(target.parent)
     return target
+
+
+def writer_id() -> str:
+    """Who writes: boot, pid namespace and pid, so that what a dead writer left can be told."""
+    boot = (identity.boot_id() or "unknown")[:8]
+    space = (identity.pid_namespace() or "0").strip("pid:[]")
+    return f"{boot}.{space}.{os.getpid()}"
 
 
 def write_rows(
@@ -103,7 +218,7 @@ def write_rows(
     return write_part(run, table, name, rows_to_table(table, rows))
 
 
-def _write_options(data: pa.Table, table: str) -> dict[str, Any]:
+def _write_options(table: str) -> dict[str, Any]:
     """Encodings that measured smallest: delta for integers, byte-stream-split for floats."""
     encoding: dict[str, str] = {}
     dictionary: list[str] = []

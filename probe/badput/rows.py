@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from badput import layout as lo
-from badput.schema import STEP_CATEGORIES, arrow_schema
+from badput.parts import RANGES
+from badput.schema import SCHEMA_VERSION, STEP_CATEGORIES, TABLES, arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -234,3 +235,58 @@ def event_row(
         "step": attrs.get("step"),
         "attrs": _text(attrs),
     }
+
+
+def as_schema(table: str, data: pa.Table) -> pa.Table:
+    """``data`` in the form of this version's schema; columns that it lacks are NULL.
+
+    Raises ValueError or an Arrow error where a value would be lost: a column that we do not
+    know, a newer version, a type that does not fit, NULL where the schema has none.
+    """
+    schema = arrow_schema(table)
+    version = int((data.schema.metadata or {}).get(b"badput.schema_version", b"0"))
+    unknown = ", ".join(sorted(set(data.schema.names) - set(schema.names)))
+    if unknown or version > SCHEMA_VERSION:
+        raise ValueError(f"another version of badput wrote it ({unknown or version})")
+    if data.schema.equals(schema, check_metadata=False):
+        return data.replace_schema_metadata(schema.metadata)
+    columns: list[Any] = []
+    for item in schema:
+        if item.name in data.schema.names:
+            column = data[item.name].cast(item.type)
+        else:
+            column = pa.nulls(data.num_rows, item.type)
+        if not item.nullable and column.null_count:
+            raise ValueError(f"no value in {item.name}")
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def in_order(table: str, data: pa.Table) -> pa.Table:
+    """Rows by process and sequence number, doubled ones once; telemetry by time."""
+    names = {c.name for c in TABLES[table].columns}
+    keys = [k for k in ("process_id", "seq", "number") if k in names]
+    by = keys or [k for k in ("host", "gpu_uuid") if k in names]
+    by += [k for k in ("time_ns",) if k in names and "seq" not in names]
+    if by:
+        data = data.take(pc.sort_indices(data, [(k, "ascending") for k in by])).combine_chunks()
+    if "seq" not in names or data.num_rows < 2:
+        return data
+    same = None
+    for k in keys:
+        column = data[k].combine_chunks()
+        equal = pc.equal(column[1:], column[:-1])
+        same = equal if same is None else pc.and_(same, equal)
+    if not pc.any(same).as_py():
+        return data
+    first = pa.concat_arrays([pa.array([True]), pc.invert(same)])
+    return data.filter(first)
+
+
+def ranges(data: pa.Table) -> dict[bytes, bytes]:
+    """For the footer: which sequence numbers of which processes ``data`` holds."""
+    if not {"process_id", "seq"} <= set(data.schema.names):
+        return {}
+    found = data.group_by("process_id").aggregate([("seq", "min"), ("seq", "max")])
+    rows = zip(*(found[n].to_pylist() for n in ("process_id", "seq_min", "seq_max")), strict=True)
+    return {RANGES: json.dumps(sorted(rows), separators=(",", ":")).encode()}

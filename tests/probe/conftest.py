@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from badput.parts import list_parts
+from badput.parts import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,10 +71,7 @@ class Box:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """All rows of a table, by process and number. Every part must be readable."""
-        found: list[dict[str, Any]] = []
-        for part in list_parts(self.run, table):
-            found += pq.read_table(part).to_pylist()
-        return sorted(found, key=lambda r: (r["process_id"], r.get("seq", 0)))
+        return sorted(read_rows(self.run, table), key=lambda r: (r["process_id"], r.get("seq", 0)))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Events of a kind, with their attributes decoded."""

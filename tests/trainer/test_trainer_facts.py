@@ -6,17 +6,16 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from badput.parts import list_parts
+from badput.parts import read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def rows(run: Path, table: str) -> list[dict[str, Any]]:
-    return [row for part in list_parts(run, table) for row in pq.read_table(part).to_pylist()]
+    return read_rows(run, table)
 
 
 @pytest.fixture(scope="module")
