@@ -173,12 +173,11 @@ def _fits(column: Column, kind: Any) -> bool:
 def _key_ranges(meta: Any, names: list[str]) -> tuple[tuple[int, int, int, int], ...]:
     if "process_id" not in names or "seq" not in names:
         return ()
-    noted = (meta.metadata or {}).get(RANGES)
-    if noted is not None:
+    notes = cast(dict[bytes, bytes], meta.metadata or {})
+    if RANGES in notes:
         try:
-            return tuple(
-                (int(p), int(p), int(low), int(high)) for p, low, high in json.loads(noted)
-            )
+            noted = cast(list[list[int]], json.loads(notes[RANGES]))
+            return tuple((int(p), int(p), int(low), int(high)) for p, low, high in noted)
         except (ValueError, TypeError):
             pass  # somebody else's
     at = [names.index("process_id"), names.index("seq")]
