@@ -52,6 +52,7 @@ _step: Step | None = None
 _make_span: type[Span] | None = None
 _make_data: Callable[[Recorder, Any], Any] | None = None
 _fork_hook = False
+_now: Callable[[], int]
 
 
 def init(
@@ -102,37 +103,30 @@ def init(
         _fail("init", error)
 
 
-def step(
-    *,
-    number: int | None = None,
+def step(  # noqa: PLR0917 - keyword-only ones with defaults would double what the call costs
     tokens: int | None = None,
+    number: int | None = None,
     samples: int | None = None,
     padding: int | None = None,
     source: str | None = None,
     committed: bool | None = None,
 ) -> Step | Nothing:
-    """One training step, as a context manager with ``log``.
+    """One training step, as a context manager with ``log``. It begins with this call.
 
     ``number`` counts from 1 and goes on from the last step unless given. ``tokens`` and
     ``samples`` are those of this rank's data replica, ``padding`` the tokens among them that
     are padding. The object is used again for the next step: do not keep it.
     """
-    try:
-        current = _step
+    # Between the look at ``open`` and its change no call, so no thread or signal handler either.
+    current = _step
+    if current is None or current.open:
+        current = _first_step()
         if current is None:
-            current = _first_step()
-            if current is None:
-                return _NOTHING
-            current.refs = getrefcount(current)
-        if current.open:
-            refs = getrefcount(current)  # as above: a call on current itself would add one
-            if not current.stale(refs):
-                return _nested()
-        if tokens is not current.tokens:
-            if type(tokens) is int and 0 <= tokens < 1 << 62:
-                current.counts[5] = current.tokens = tokens
-            else:
-                current.take_tokens(tokens)
+            return _NOTHING
+    try:
+        current.open = current.normal
+        if tokens is not current.tokens and (type(tokens) is not int or tokens != current.tokens):
+            current.take_tokens(tokens)
         if (
             number is not None
             or samples is not None
@@ -143,8 +137,12 @@ def step(
             current.take(
                 number=number, samples=samples, padding=padding, source=source, committed=committed
             )
-    except Exception as error:  # noqa: BLE001 - guard
-        _fail("step", error)
+        current.number = number = current.last + 1
+        state = current.state
+        state[48] = number
+        current.start = state[49] = _now()
+    except BaseException as error:  # noqa: BLE001 - guard
+        current.give_up("step begin", error)
         return _NOTHING
     return current
 
@@ -212,18 +210,29 @@ def close(timeout: float = 2.0) -> None:
 
 
 def _first_step() -> Step | None:
-    global _step  # noqa: PLW0603 - one probe a process
-    recorder = _recorder
-    if recorder is not None:
-        _step = recorder.first_step()
-    return _step
+    """The step to use where there was none yet, or where the last one is still open."""
+    global _step, _now  # noqa: PLW0603 - one probe a process
+    recorder, current = _recorder, _step
+    if recorder is None:
+        return None
+    try:
+        if current is None:
+            from badput import clock
 
+            _now = clock.mono
+            current = recorder.first_step()
+            _step = current
+            current.refs = getrefcount(current) + 1  # the caller holds the one it knows of
+            return current
+        refs = getrefcount(current)  # here: within a call on current itself it is one more
+        if not current.open or current.stale(refs):
+            return current
+        from badput import guard
 
-def _nested() -> Nothing:
-    from badput import guard
-
-    guard.say("nested step", "a step inside a step is ignored")
-    return _NOTHING
+        guard.say("nested step", "a step inside a step is ignored")
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("step", error)
+    return None
 
 
 def _fail(kind: str, error: Exception) -> None:

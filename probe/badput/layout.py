@@ -21,8 +21,8 @@ from struct import Struct
 FORMAT_VERSION = 2
 """Version of everything in this module; raised when an older reader would go wrong.
 
-2: TRACE, COLLECTIVES and DEVICE records, and the noise scale's inputs in steps. A reader takes
-every older version: what it had not is unknown there.
+2: STEP_SHORT, TRACE, COLLECTIVES and DEVICE records, the step's own state slot, and the noise
+scale's inputs in steps. A reader takes every older version: what it had not is unknown there.
 """
 
 # -- control page ---------------------------------------------------------------------------
@@ -43,6 +43,10 @@ so a slot that a kill left half written still has its old time, and the other on
 SLOT_WORD = SLOT_AT // 8
 SLOT_TURN = 8
 """The same in 8-byte words: where the first slot is, and what to xor to get the other one."""
+STEP_SLOT_AT = 384
+STEP_SLOT = Struct("<QQ")  # step, since (monotonic ns)
+"""The slot of the phase "step" alone; it holds if its time is the latest. One is enough: cut off
+between the two it names the next step with the begin of one that is finished and recorded."""
 
 # -- segments -------------------------------------------------------------------------------
 SEGMENT_SIZE = 1 << 20
@@ -61,6 +65,7 @@ WORD = Struct("<Q")
 
 STEP, NAME, SPAN_BEGIN, SPAN, EVENT, CLOSE, FULL = 1, 2, 3, 4, 5, 6, 7
 TRACE, COLLECTIVES, DEVICE = 8, 9, 10
+STEP_SHORT = 11
 """Record types; 0 is a place not written yet. FULL says: go on in the next segment.
 
 The payloads of the last three are lists of equal length, at most MAX_ROWS long:
@@ -74,9 +79,9 @@ STEP_BODY = Struct("<HHIQqQQqdQqqdIIdq")
 """Head, then step, start, end, tokens, loss, pre_data, samples, padding, grad_norm, source id,
 spare, grad_norm_small, samples_small. Counts that are not known are -1; the flags say which of
 the others are known."""
-STEP_SHORT = 64
-"""Without the flag WHOLE only the bytes up to here, pre_data included, are meant and covered
-by the crc, which is all that most steps need."""
+STEP_COVERED = 64
+"""Without the flag WHOLE only the bytes up to here, pre_data included, are meant and covered by
+the crc. Version 1 wrote most steps so; later ones write STEP_SHORT."""
 STEP_HOT_AT = 8
 STEP_HOT = Struct("<QqQQ")
 """What changes with every step: sequence number, step, start, end."""
@@ -89,7 +94,19 @@ ACC = Struct("<15Q")
 """Nanoseconds by category, in the order of schema.STEP_CATEGORIES; ACC_NULL: never used."""
 ACC_NULL = (1 << 64) - 1
 STEP_WHOLE = ACC_AT + ACC.size
-STEP_CRC_AT = STEP_SIZE - CRC.size
+STEP_WRITE = Struct(f"<{STEP_WHOLE}s{STEP_SIZE - STEP_WHOLE - CRC.size}xI")
+"""The bytes up to STEP_WHOLE, and the crc at the end of the record."""
+
+SHORT_HEAD = Struct("<HHII")
+"""Type STEP_SHORT, flags (none yet), tokens, pre_data (ns)."""
+SHORT_BODY = Struct("<IQQI")
+"""Low half of the sequence number, start, end, step."""
+SHORT_WRITE = Struct(f"<{SHORT_HEAD.size}s{SHORT_BODY.size}sI")
+"""Head, body and the crc32 of both. All that most steps need, in a sixth of a STEP record: it
+has no size field, and a step with more, or with a number that does not fit, is a STEP."""
+SHORT_SIZE, SHORT_COVERED = SHORT_WRITE.size, SHORT_HEAD.size + SHORT_BODY.size
+SHORT_UNKNOWN = (1 << 32) - 1
+"""Tokens or pre_data that are not known."""
 
 WHOLE, HAS_LOSS, HAS_GRAD_NORM = 1, 2, 4
 APPLIED_KNOWN, APPLIED, COMMITTED_KNOWN, COMMITTED = 8, 16, 32, 64

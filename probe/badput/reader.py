@@ -128,6 +128,10 @@ class SpoolReader:
             since, what = lo.SLOT.unpack(page)
             if since > 0 and (best is None or since > best[2]):
                 best = (what >> 16, what & 0xFFFF, since)
+        page = os.pread(self._control_fd, lo.STEP_SLOT.size, lo.STEP_SLOT_AT)
+        step, since = lo.STEP_SLOT.unpack(page)
+        if since > 0 and (best is None or since >= best[2]):
+            best = (step, lo.PHASE_STEP, since)
         return best
 
     # -- the acknowledged position ----------------------------------------------------------
@@ -170,7 +174,7 @@ class SpoolReader:
         position.damaged += 1
         data = self._segment(position.segment) or b""
         if len(data) >= lo.SEGMENT_START + lo.HEAD.size:
-            kind, _, _, seq = lo.HEAD.unpack_from(data, lo.SEGMENT_START)
+            kind, _, _, seq = _head(data, lo.SEGMENT_START, position.seq)
             if kind and seq > position.seq:
                 position.seq = seq
         return True
@@ -196,7 +200,7 @@ class SpoolReader:
         end, crc_size = len(data), lo.CRC.size
         try:
             while batch.count < limit and offset + lo.HEAD.size + crc_size <= end:
-                kind, flags, size, number = lo.HEAD.unpack_from(data, offset)
+                kind, flags, size, number = _head(data, offset, seq)
                 if kind == 0:
                     return False
                 if number != seq or size < lo.HEAD.size + crc_size or offset + size > end:
@@ -205,14 +209,16 @@ class SpoolReader:
                 check = size - crc_size
                 covered = check
                 if kind == lo.STEP:
-                    covered = lo.STEP_WHOLE if flags & lo.WHOLE else lo.STEP_SHORT
+                    covered = lo.STEP_WHOLE if flags & lo.WHOLE else lo.STEP_COVERED
                 (crc,) = lo.CRC.unpack_from(data, offset + check)
                 if crc32(view[offset : offset + covered]) != crc:
                     batch.stuck = True
                     return False
                 if kind == lo.FULL:
                     return True
-                if kind == lo.STEP:
+                if kind == lo.STEP_SHORT:
+                    batch.steps.append(_short_step(data, offset, seq))
+                elif kind == lo.STEP:
                     batch.steps.append(_step(data, offset, flags))
                 else:
                     payload = _payload(data[offset + lo.HEAD.size : offset + check])
@@ -230,6 +236,25 @@ def _text_of(path: Path) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(fd, encoding="utf-8") as handle:
         return handle.read()
+
+
+def _head(data: bytes, offset: int, expected: int) -> tuple[int, int, int, int]:
+    """Type, flags, size and sequence number of a record, that of ``expected`` or later."""
+    kind, flags, size, number = lo.HEAD.unpack_from(data, offset)
+    if kind == lo.STEP_SHORT:
+        (low,) = lo.CRC.unpack_from(data, offset + lo.SHORT_HEAD.size)
+        return kind, flags, lo.SHORT_SIZE, expected + (low - expected & 0xFFFFFFFF)
+    return kind, flags, size, number
+
+
+def _short_step(data: bytes, offset: int, seq: int) -> tuple[Any, ...]:
+    """A short step as the same tuple that a STEP gives."""
+    kind, _, tokens, pre = lo.SHORT_HEAD.unpack_from(data, offset)
+    _, start, end, number = lo.SHORT_BODY.unpack_from(data, offset + lo.SHORT_HEAD.size)
+    tokens = -1 if tokens == lo.SHORT_UNKNOWN else tokens
+    pre = lo.ACC_NULL if pre == lo.SHORT_UNKNOWN else pre
+    head = (kind, 0, lo.SHORT_SIZE, seq, number, start, end, tokens, 0.0, pre)
+    return (*head, -1, -1, 0.0, 0, 0, 0.0, -1, None)
 
 
 def _step(data: bytes, offset: int, flags: int) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from badput import clock
 from badput import layout as lo
 from badput.guard import say
 from badput.schema import STEP_CATEGORIES
-from badput.steps import Step
+from badput.steps import ENDING, make_step
 from badput.values import MAX_STEP, as_count, to_json
 
 TYPE_CHECKING = False
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from badput.spans import Span
     from badput.spool import Spool
+    from badput.steps import Step
 
 CATEGORY = {name: index for index, name in enumerate(STEP_CATEGORIES)}
 _LOCK_WAIT_S = 0.05
@@ -50,7 +51,7 @@ class Recorder:
         self.stack: list[Span] = []
         self.acc_used = False
         self.fresh = True
-        self.step = Step(self)
+        self.step = make_step(self)
         self.set_phase(lo.PHASE_INIT, _now())
 
     def first_step(self) -> Step:
@@ -97,8 +98,8 @@ class Recorder:
         self.names[name] = number
         return number
 
-    def unwind(self) -> None:
-        """Forget spans that were entered inside the step by hand and never left."""
+    def unwind(self, end: int) -> None:
+        """Forget spans that were entered inside the step and not left."""
         while self.stack and self.stack[-1].inside:
             self.stack.pop()
 
@@ -112,14 +113,14 @@ class Recorder:
         spool = self.spool
         try:
             spool.other = True
-            if spool.busy:  # the training thread is in the middle of a step's record
+            if self.step.open == ENDING:  # the training thread is in the middle of a step's record
                 self.pending.append((kind, data))
                 return None
             return spool.write(kind, data)
         finally:
             spool.other = spool.always
             self.lock.release()
-            if self.pending and not spool.busy:
+            if self.pending and self.step.open != ENDING:
                 self.flush_pending()
 
     def mine(self) -> bool:
@@ -133,7 +134,7 @@ class Recorder:
         while self.pending and not self.mine() and self.lock.acquire(False):
             try:
                 spool.other = True
-                if spool.busy:
+                if self.step.open == ENDING:
                     return
                 while self.pending:
                     spool.write(*self.pending.popleft())

@@ -75,6 +75,7 @@ class Span:
             self.inside = True
             self.phase = phase = lo.PHASE_CATEGORY + quick
             rec.stack.append(self)
+            step.slow()
             step.slot = at = step.slot ^ _TURN
             state = rec.spool.state
             self._start = now = _now()

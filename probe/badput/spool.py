@@ -204,7 +204,6 @@ class Spool:
         "_folder_id",
         "_retry_at",
         "always",
-        "busy",
         "closed",
         "control",
         "dropped",
@@ -223,7 +222,7 @@ class Spool:
         self.process_id = process_id
         self.path = os.path.join(root, lo.spool_name(process_id))
         self.seq = self.index = self.dropped = self._retry_at = 0
-        self.closed = self.busy = False
+        self.closed = False
         self._folder = self._control_fd = -1
         # Without an interpreter lock the training thread must always take ours: see steps.py.
         self.always = self.other = not getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -1,16 +1,24 @@
 """The step: the hot path. One object is used again for every step of a process.
 
-What changes with every step is packed into a buffer of one record, whose other fields are
-written only when given and put back afterwards; then the record is copied to the spool.
+``badput.step`` begins a step: it writes number and time to the step's state slot. The end
+writes one record of 40 bytes with a single call. A step that has more than tokens takes the
+slow way: its fields are gathered in a buffer, which becomes a record of 256 bytes.
 
-Two threads never write at once: the training thread raises ``spool.busy`` and looks at
-``spool.other``, every other writer raises ``other`` under a lock and looks at ``busy``.
+Two threads never write at once: the training thread sets ``open`` to ENDING and looks at
+``spool.other``, every other writer raises ``other`` under a lock and looks at ``open``.
 Whatever order the interpreter runs them in, at least one sees the other and steps back. That
 rests on the interpreter lock; without one ``other`` stays raised and every step takes the lock.
+
+Hot and cold, what a step costs is the number of bytecodes, C functions and cache lines it
+touches: benchmarks/ measures it. Hence one short pack, a checksum that goes on from that of the
+fields that seldom change, no method where a C function does, and slots instead of layers.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import repeat
+from struct import error as StructError  # noqa: N812 - it is a class
 from zlib import crc32
 
 from badput import Nothing, clock
@@ -26,16 +34,21 @@ if TYPE_CHECKING:
     from badput.recorder import Recorder
 
 _now = clock.mono
+_body = lo.SHORT_BODY.pack
+_into = lo.SHORT_WRITE.pack_into
 _hot_into = lo.STEP_HOT.pack_into
-_HOT_AT, _PHASE_STEP, _TURN, _SIZE = lo.STEP_HOT_AT, lo.PHASE_STEP, lo.SLOT_TURN, lo.STEP_SIZE
-_LAST_POS = lo.SEGMENT_END - lo.STEP_SIZE
+_whole_into = lo.STEP_WRITE.pack_into
+_SHORT, _LAST_POS = lo.SHORT_SIZE, lo.SEGMENT_END - lo.SHORT_SIZE
+_UNKNOWN = lo.SHORT_UNKNOWN
 _TOKENS = lo.TOKENS_AT // 8
 _PRE = lo.PRE_AT // 8
-_CRC = lo.STEP_CRC_AT // 4
 _LOCK_WAIT_S = 0.5
-CLOSED, OPEN, ENDING = 0, 1, 2
-"""``Step.open``. A step that is being written takes no other in: a signal handler or a second
-thread that begins one meanwhile would write into the same buffer."""
+_NEVER = object()
+"""Tokens that a short record cannot hold: no later step's are the same, so each is taken anew."""
+CLOSED, OPEN, MORE, ENDING, WAITING = 0, 1, 2, 3, 4
+"""``Step.open``. MORE: open, and the end takes the slow way. A step that is being written takes
+no other in: a signal handler or a second thread that begins one meanwhile would write into the
+same place. WAITING: for another thread to finish writing."""
 
 
 class Log:
@@ -50,6 +63,17 @@ class Log:
         return (Nothing, ())
 
 
+def make_step(recorder: Recorder) -> Step:
+    """The step object of ``recorder``, of a class of its own."""
+    view = Log()
+    # A C function, where a method would cost a frame: ``next`` of an endless row of views. Called
+    # without the step, as ``with`` does, or with it, as ExitStack does, when it is next's default.
+    enter = staticmethod(partial(next, repeat(view)))
+    step: Step = type("Step", (Step,), {"__slots__": (), "__enter__": enter})(recorder)
+    view.log = step.log
+    return step
+
+
 class Step:
     """The step under way: a context manager, and ``log`` for what is known only later.
 
@@ -57,78 +81,42 @@ class Step:
     """
 
     __slots__ = (
-        "_blank", "_buf", "_crc", "_extra", "_pending", "_rec", "_short", "_spool", "_stack",
-        "_start",
-        "_whole", "acc", "counts", "flags", "floats", "last", "number", "open", "refs", "slot",
-        "state", "tokens", "view",
+        "_blank", "_buf", "_covered", "_more", "_pending", "_rec", "_spool", "_words", "acc",
+        "count", "counts", "flags", "floats", "head", "last", "normal", "number", "open", "pre",
+        "refs", "seed", "slot", "start", "state", "tokens",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder) -> None:
         self._rec = recorder
         self._spool = recorder.spool
-        self._stack = recorder.stack
         self._pending = recorder.pending
         self.state = recorder.spool.state
         self._buf = bytearray(lo.STEP_SIZE)
         self.counts = memoryview(self._buf).cast("q")
         self.floats = memoryview(self._buf).cast("d")
-        self._crc = memoryview(self._buf).cast("I")
-        self._short = memoryview(self._buf)[: lo.STEP_SHORT]
-        self._whole = memoryview(self._buf)[: lo.STEP_WHOLE]
+        self._words = memoryview(self._buf).cast("I")
+        self._covered = memoryview(self._buf)[: lo.STEP_WHOLE]
         self.acc = memoryview(self._buf)[lo.ACC_AT : lo.STEP_WHOLE].cast("Q")
-        empty = (
-            lo.STEP,
-            0,
-            lo.STEP_SIZE,
-            0,
-            0,
-            0,
-            0,
-            -1,
-            0.0,
-            lo.ACC_NULL,
-            -1,
-            -1,
-            0.0,
-            0,
-            0,
-            0.0,
-            -1,
-        )
+        empty = (lo.STEP, lo.WHOLE, lo.STEP_SIZE, 0, 0, 0, 0, -1, 0.0, lo.ACC_NULL, -1, -1, 0.0, 0,
+                 0, 0.0, -1)  # fmt: skip
         lo.STEP_BODY.pack_into(self._buf, 0, *empty)
         lo.ACC.pack_into(self._buf, lo.ACC_AT, *[lo.ACC_NULL] * len(self.acc))
         self._blank = bytearray(self._buf)
-        self._start = self.number = self.flags = self.last = 0
+        self.start = self.number = self.flags = self.last = self.refs = 0
         self.slot = lo.SLOT_WORD
-        self.tokens: int | None = None
-        self.open = CLOSED
-        self._extra = False
-        self.refs = 0
-        self.view = Log()
-        self.view.log = self.log
+        self.open, self.normal = CLOSED, OPEN
+        self._more = False
+        self.pre = -1
+        self.take_tokens(None)
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """A pickled or copied step is one that does nothing."""
         return (Nothing, ())
 
-    # -- the hot path -----------------------------------------------------------------------
-    def __enter__(self) -> Log:
-        try:
-            if self.open:  # another thread was quicker
-                say("nested step", "a step inside a step is ignored")
-                return self.view
-            self.open = OPEN
-            self.number = number = self.last + 1
-            self.slot = at = self.slot ^ _TURN
-            state = self.state
-            self._start = now = _now()
-            state[at + 1] = number << 16 | _PHASE_STEP
-            state[at] = now
-        except BaseException as error:  # noqa: BLE001 - guard
-            self.open = CLOSED  # nobody ends a step whose begin raised
-            self.reset()
-            fail("step begin", error)
-        return self.view
+    # -- the hot path: the begin is badput.step ----------------------------------------------
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Log: ...
 
     def __exit__(
         self,
@@ -136,43 +124,41 @@ class Step:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        end = 0
         try:
             end = _now()
-            if self.open != OPEN:  # its begin failed, or another thread ended it
+            if kind is not None or self.open != OPEN:
+                self._end(end, kind, trace)
                 return
             self.open = ENDING
             spool = self._spool
-            if kind is not None:
-                self._failed(end, kind, trace)
+            pos = spool.pos
+            if spool.other or pos > _LAST_POS:
+                self._finish(end)
                 return
-            if self._stack:
-                self._rec.unwind()
-            spool.busy = True
-            try:
-                pos = spool.pos
-                if self._extra or spool.other or pos > _LAST_POS:
-                    written = self._write_slowly(end)
-                else:
-                    seq = spool.seq
-                    buf = self._buf
-                    _hot_into(buf, _HOT_AT, seq, self.number, self._start, end)
-                    self._crc[_CRC] = crc32(self._short)
-                    spool.map[pos : pos + _SIZE] = buf
-                    spool.pos = pos + _SIZE
-                    spool.seq = seq + 1
-                    self.last = self.number  # no call since the copy, so no signal handler either
-                    written = True
-            finally:
-                spool.busy = False
+            seq = spool.seq
+            number = self.number
+            body = _body(seq, self.start, end, number)
+            _into(spool.map, pos, self.head, body, crc32(body, self.seed))
+            spool.pos = pos + _SHORT
+            spool.seq = seq + 1
+            self.last = number
             self.open = CLOSED
-            if not written:
-                self._dropped(end)
             if self._pending:
                 self._rec.flush_pending()
+        except StructError:  # step or sequence number is beyond 32 bits
+            self._beyond(end)
         except BaseException as problem:  # noqa: BLE001 - guard
+            self.give_up("step end", problem)
+
+    def give_up(self, what: str, problem: BaseException) -> None:
+        """Begin or end of a step failed: it is not recorded, the next one is."""
+        try:
             self.open = CLOSED
             self.reset()
-            fail("step end", problem)
+            fail(what, problem)
+        finally:
+            del problem  # or it, its traceback and this frame hold each other, and the step, alive
 
     def stale(self, refs: int) -> bool:
         """Give up an open step that no ``with`` block holds any more; True if it was one.
@@ -181,53 +167,100 @@ class Step:
         from ever calling ``__exit__``; all later steps would then pass for nested ones. Only
         the block's reference tells it from a nested step. ``refs``: references counted now.
         """
-        if refs != self.refs or self.open != OPEN or self._spool.always:
+        if refs != self.refs or self.open not in (OPEN, MORE) or self._spool.always:
             return False
         self.open = CLOSED
-        self._rec.unwind()
+        self._rec.unwind(0)
         self.reset()
         return True
 
     # -- less usual -------------------------------------------------------------------------
-    def _write_slowly(self, end: int) -> bool:
-        """Write a step with fields beyond the hot ones, or beside another thread."""
+    def _end(self, end: int, kind: type[BaseException] | None, trace: TracebackType | None) -> None:
+        if self.open not in (OPEN, MORE):  # its begin failed, or another thread ended it
+            return
+        self.open = ENDING
+        if kind is not None:
+            self._failed(end, kind, trace)
+            return
+        self._rec.unwind(end)
+        self._finish(end)
+
+    def _beyond(self, end: int) -> None:
+        try:
+            self._more = True
+            self._finish(end)
+        except BaseException as problem:  # noqa: BLE001 - guard
+            self.give_up("step end", problem)
+
+    def _finish(self, end: int) -> None:
+        """Write the step, with fields beyond the hot ones or beside another thread."""
+        written = self._write_beside(end)
+        self.open = CLOSED
+        if not written:
+            self._dropped(end)
+        if self._pending:
+            self._rec.flush_pending()
+
+    def _write_beside(self, end: int) -> bool:
         spool, lock = self._spool, self._rec.lock
         locked = False
         if spool.other:
-            spool.busy = False  # let the other one finish; the lock keeps the next one out
+            self.open = WAITING  # let the other one finish; the lock keeps the next one out
             locked = not self._rec.mine() and lock.acquire(timeout=_LOCK_WAIT_S)
+            self.open = ENDING
             if not locked:
+                self.reset()
                 return False
-            spool.busy = True
         try:
-            if spool.pos > _LAST_POS and not spool.room(lo.STEP_SIZE):
-                return False
-            return self._write(end)
+            if self._more or max(self.number, self.count, self.pre) >= _UNKNOWN:
+                return spool.room(lo.STEP_SIZE) and self._write(end)
+            return spool.room(_SHORT) and self._write_short(end)
         finally:
             self.reset()
             if locked:
                 lock.release()
 
+    def _write_short(self, end: int) -> bool:
+        spool, seq, pos = self._spool, self._spool.seq, self._spool.pos
+        tokens = self.count if self.count >= 0 else _UNKNOWN
+        pre = self.pre if self.pre >= 0 else _UNKNOWN
+        head = lo.SHORT_HEAD.pack(lo.STEP_SHORT, 0, tokens, pre)
+        body = _body(seq & 0xFFFFFFFF, self.start, end, self.number)
+        _into(spool.map, pos, head, body, crc32(body, crc32(head)))
+        spool.pos, spool.seq, self.last = pos + _SHORT, seq + 1, self.number
+        return True
+
     def _write(self, end: int) -> bool:
         spool, buf = self._spool, self._buf
         buf[lo.FLAGS_AT] = self.flags | lo.WHOLE
+        self.counts[_TOKENS] = self.count
+        self.counts[_PRE] = self.pre
         pos, seq = spool.pos, spool.seq
-        _hot_into(buf, _HOT_AT, seq, self.number, self._start, end)
-        self._crc[_CRC] = crc32(self._whole)
-        spool.map[pos : pos + _SIZE] = buf
-        spool.pos, spool.seq, self.last = pos + _SIZE, seq + 1, self.number
+        _hot_into(buf, lo.STEP_HOT_AT, seq, self.number, self.start, end)
+        body = bytes(self._covered)  # a signal handler may still add to the buffer
+        _whole_into(spool.map, pos, body, crc32(body))
+        spool.pos, spool.seq, self.last = pos + lo.STEP_SIZE, seq + 1, self.number
         return True
 
     def reset(self) -> None:
         """Put back the fields that only some steps have."""
         self._buf[:] = self._blank
-        self.tokens = None
         self.flags = 0
-        self._extra = self._rec.acc_used
+        self.pre = -1
+        self._more = self._rec.acc_used
+        self.normal = MORE if self._more else OPEN
 
     def extra(self) -> None:
-        """The step under way has more than the hot fields."""
-        self._extra = True
+        """The step under way, or else the next one, has more than the hot fields."""
+        self._more = True
+        self.slow()
+
+    def slow(self) -> None:
+        """The end of the step under way, or else of the next one, takes the slow way."""
+        if self.open == OPEN:
+            self.open = MORE
+        elif not self.open:
+            self.normal = MORE
 
     def add(self, category: int, ns: int) -> None:
         """Add nanoseconds to an accumulator, whose use makes it 0, not unknown, in later steps."""
@@ -238,13 +271,13 @@ class Step:
             return
         self.acc[category] = ns
         lo.WORD.pack_into(self._blank, lo.ACC_AT + 8 * category, 0)
-        self._rec.acc_used = self._extra = True
+        self._rec.acc_used = True
+        self.extra()
 
     def wait(self, ns: int) -> None:
         """Add to the wait for data before the next step."""
-        have = self.counts[_PRE]
-        self.counts[_PRE] = ns if have < 0 else have + ns
-        self._extra = True
+        self.pre = ns if self.pre < 0 else self.pre + ns
+        self.slow()
 
     def _dropped(self, end: int) -> None:
         self._spool.drop()
@@ -254,11 +287,11 @@ class Step:
     def _failed(self, end: int, kind: type[BaseException], trace: TracebackType | None) -> None:
         """Record a step whose block raised: a span, and the first sign of a failure."""
         rec = self._rec
+        rec.unwind(end)
         self.open = CLOSED
-        rec.unwind()
         self.reset()
         attrs = {"step": self.number, "exception": kind.__name__}
-        span = {"n": "failed_step", "t": self._start, "d": end - self._start}
+        span = {"n": "failed_step", "t": self.start, "d": end - self.start}
         rec.append(lo.SPAN, {**span, "s": self.last, "i": False, "a": attrs})
         if issubclass(kind, Exception):
             rec.failure(f"{kind.__name__} in step {self.number}", kind, trace)
@@ -268,8 +301,14 @@ class Step:
     def take_tokens(self, tokens: object) -> None:
         """Take the step's tokens; what is no count becomes unknown."""
         count = as_count("tokens", tokens)
-        self.counts[_TOKENS] = -1 if count is None else count
-        self.tokens = count
+        self.tokens: object = count
+        self.count = -1 if count is None else count
+        if count is None or count >= _UNKNOWN:
+            self.tokens, count = None if count is None else _NEVER, _UNKNOWN
+        self.head = lo.SHORT_HEAD.pack(lo.STEP_SHORT, 0, count, _UNKNOWN)
+        self.seed = crc32(self.head)
+        if self.count >= _UNKNOWN:
+            self.slow()
 
     def take(
         self,
@@ -285,13 +324,13 @@ class Step:
             self.last = count - 1
         if samples is not None and (count := as_count("samples", samples)) is not None:
             self.counts[lo.SAMPLES_AT // 8] = count
-            self._extra = True
+            self.extra()
         if padding is not None and (count := as_count("padding", padding)) is not None:
             self.counts[lo.PADDING_AT // 8] = count
-            self._extra = True
+            self.extra()
         if source is not None:
-            self._crc[lo.SOURCE_AT // 4] = self._rec.name_id(str(plain(source)))
-            self._extra = True
+            self._words[lo.SOURCE_AT // 4] = self._rec.name_id(str(plain(source)))
+            self.extra()
         if committed is not None:
             self._flag("committed", committed, lo.COMMITTED_KNOWN, lo.COMMITTED)
 
@@ -318,7 +357,7 @@ class Step:
         that part's samples; with ``grad_norm`` and ``samples`` they give the noise scale.
         """
         try:
-            if not self.open:
+            if self.open not in (OPEN, MORE):
                 say("log", "step.log() outside its step is ignored")
                 return
             if loss is not None:
@@ -343,7 +382,7 @@ class Step:
         if number is not None:
             self.floats[at // 8] = number
             self.flags |= known
-            self._extra = True
+            self.extra()
 
     def _small(self, norm: object, samples: object) -> None:
         count = as_count("samples_small", samples)
@@ -357,4 +396,4 @@ class Step:
         truth = as_flag(what, value)
         if truth is not None:
             self.flags = (self.flags & ~(known | true)) | known | (true if truth else 0)
-            self._extra = True
+            self.extra()

@@ -19,6 +19,8 @@ def use_everything(run):
     """A small program that uses every public call, and its own exceptions."""
     badput.init(run)
     seen = []
+    with badput.step(tokens=1):
+        pass
     for item in badput.data([1, 2, 3]):
         with badput.step(tokens=5, source="s", samples=1) as step:
             with badput.span("forward"):
@@ -90,7 +92,10 @@ BROKEN = [
     (recorder.Recorder, "phase_of"),
     (recorder.Recorder, "close"),
     (steps, "crc32"),
+    (steps, "_body"),
+    (steps, "_into"),
     (steps, "_hot_into"),
+    (steps, "_whole_into"),
     (steps.Step, "take"),
     (steps.Step, "take_tokens"),
     (steps.Step, "_write"),
