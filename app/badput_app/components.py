@@ -129,7 +129,7 @@ def leaves_table(report: Mapping[str, Any]) -> None:
     number = st.column_config.NumberColumn
     lo_hi = strings.BOUNDS_HELP
     unit = f"{units}-{word}"
-    digits = f"%.{_digits(total, scale)}f"
+    digits = f"%.{fmt.decimals(total, scale)}f"
     cost_help = strings.COST_HELP.format(unit=units)
     currency = (report.get("cost") or {}).get("currency") or "USD"
     st.caption(strings.LEAVES_CAPTION.format(total=f"{fmt.amount((total or 0) / scale)} {unit}"))
@@ -165,12 +165,6 @@ def leaves_table(report: Mapping[str, Any]) -> None:
         help=strings.CSV_HELP,
         on_click="ignore",
     )
-
-
-def _digits(total: float | None, scale: float) -> int:
-    """Decimals that show a ten-thousandth of the total."""
-    size = (total or 0) / scale
-    return 1 if size >= 1000 else 2 if size >= 100 else 3
 
 
 def _file_name(text: str) -> str:

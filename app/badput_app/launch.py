@@ -35,7 +35,7 @@ def serve_main(argv: Sequence[str]) -> int:
     """``badput serve PATH...``: open the app on folders of runs. Returns the exit code."""
     parser = _parser("badput serve", strings.SERVE_HELP)
     parser.add_argument("paths", nargs="+", metavar="PATH", help=strings.PATH_HELP)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     try:
         paths = tuple(check_path(p) for p in args.paths)
     except ValueError as error:
@@ -46,7 +46,7 @@ def serve_main(argv: Sequence[str]) -> int:
 def demo_main(argv: Sequence[str]) -> int:
     """``badput demo``: open the app on the sample runs of a checkout. Returns the exit code."""
     parser = _parser("badput demo", strings.DEMO_HELP.format(price=EXAMPLE_PRICE))
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     folder = find_samples()
     if folder is None:
         parser.exit(2, f"badput demo: {strings.NO_SAMPLES}\n")

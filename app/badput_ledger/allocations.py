@@ -17,7 +17,7 @@ _RANK = {"no": 0, "unknown": 1, "yes": 2}
 def allocated(facts: Facts, given: list[dict[str, Any]], gaps: str) -> list[dict[str, Any]]:
     """Disjoint intervals of each slot. Where processes ran, the place was ours.
 
-    ``gaps`` ("held" or "released") decides whether intervals of unknown hold are billed.
+    ``gaps`` ("unknown", "held" or "released") decides whether intervals of unknown hold are billed.
     """
     ours = _lived(facts)
     shared = flatten(ours if given else ours + _between(facts))
@@ -34,7 +34,7 @@ def allocated(facts: Facts, given: list[dict[str, Any]], gaps: str) -> list[dict
     for slot in range(facts.slots):
         intervals = flatten(by_slot[slot] + ours) if slot in by_slot else shared
         for start, stop, held, evidence in intervals:
-            billed = held == "yes" or (held == "unknown" and gaps == "held")
+            billed = held == "yes" or (held == "unknown" and gaps != "released")
             rows.append(
                 {
                     "slot": slot,

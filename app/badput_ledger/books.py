@@ -6,6 +6,8 @@ chain of SQL views and hands out the report, the time line and a locked SQL cons
 
 from __future__ import annotations
 
+import difflib
+import re
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Books", "BooksError", "Segment", "open_books"]
 
+Gaps = Literal["unknown", "held", "released"]
+"""What is known of time between sessions that nothing accounts for."""
 QUERY_SECONDS = 30.0
 """A console query that runs longer is interrupted."""
 
@@ -52,11 +56,13 @@ class Books:
         price: Price,
         broken: list[str],
         spill: tempfile.TemporaryDirectory[str],
+        gaps: Gaps,
     ) -> None:
         self.path = path
         self.facts = facts
         self.price = price
         self.broken = broken
+        self.gaps: Gaps = gaps
         self._con = con
         self._spill = spill
         self._locked = False
@@ -128,10 +134,30 @@ class Books:
         except duckdb.TransactionException:
             raise BooksError("the console only reads; a query that writes is refused.") from None
         except duckdb.Error as error:
-            raise BooksError(_sentence(error)) from None
+            raise BooksError(self._hinted(error)) from None
         finally:
             timer.cancel()
             cursor.close()
+
+    def _hinted(self, error: duckdb.Error) -> str:
+        """The error of a query, with the names that come close to one that is not there."""
+        sentence = _sentence(error)
+        missing = re.search(r"Table with name (\S+) does not exist", sentence)
+        if missing is None:
+            return sentence
+        names = [
+            str(r["name"])
+            for r in self.rows(
+                "SELECT view_name AS name FROM duckdb_views() WHERE NOT internal "
+                "UNION SELECT table_name FROM duckdb_tables() WHERE NOT internal ORDER BY name"
+            )
+        ]
+        near = difflib.get_close_matches(missing.group(1).lower(), names, 3, 0.6)
+        meant = f" Did you mean {' or '.join(near)}?" if near else ""
+        return (
+            f"there is no table or view {missing.group(1)}.{meant} "
+            "`badput sql RUN` without a query lists them."
+        )
 
     def _lock_down(self) -> None:
         """Take everything into memory, then shut the database off from the outside."""
@@ -155,11 +181,12 @@ def open_books(
     *,
     price: float | None = None,
     currency: str = "USD",
-    gaps: Literal["held", "released"] = "held",
+    gaps: Gaps = "unknown",
 ) -> Books:
     """Open the run folder ``path``; ``price`` is money per GPU-hour.
 
-    ``gaps`` says whether time between sessions that nothing accounts for was paid.
+    ``gaps`` says whether time between sessions that nothing accounts for was paid; unknown
+    time counts as paid, and the report says so.
     Raises BooksError with one sentence for a folder or price that cannot be used.
     """
     folder = store.run_folder(path)
@@ -182,7 +209,9 @@ def open_books(
         spill.cleanup()
         raise
     chosen = choose_price(price, facts.config, currency)
-    return Books(path=folder, con=con, facts=facts, price=chosen, broken=broken, spill=spill)
+    return Books(
+        path=folder, con=con, facts=facts, price=chosen, broken=broken, spill=spill, gaps=gaps
+    )
 
 
 def _want_processes(folder: Path, facts: Facts, broken: list[str]) -> None:

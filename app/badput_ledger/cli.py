@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+_SQL_EXAMPLES = """\
+examples:
+  badput sql RUN "SELECT leaf, ns / 1e9 AS seconds FROM leaves ORDER BY ns DESC"
+  badput sql RUN "SELECT session, step, loss FROM step_rows ORDER BY start_ns" --format csv
+  badput sql RUN "SELECT column_name, column_type FROM (DESCRIBE step_rows)\""""
+
+
 def report_main(argv: Sequence[str]) -> int:
     """Print the books of a run. Exit 2 if the input is bad or parts of it were skipped."""
     parser = argparse.ArgumentParser(
@@ -30,11 +37,12 @@ def report_main(argv: Sequence[str]) -> int:
     parser.add_argument("--currency", default="USD", metavar="C")
     parser.add_argument(
         "--gaps",
-        choices=("held", "released"),
-        default="held",
-        help="were the GPUs paid between sessions where nothing says so (default: held)",
+        choices=("unknown", "held", "released"),
+        default="unknown",
+        help="were the GPUs paid between sessions where nothing says so (default: unknown, "
+        "counted as held and marked)",
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
 
     def work() -> int:
         price = None if args.price is None else parse_price(args.price)
@@ -59,7 +67,7 @@ def fsck_main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
 
     def work() -> int:
         from badput_ledger.fsck import check
@@ -82,12 +90,14 @@ def sql_main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="badput sql",
         description="Ask the books of a run with one SELECT; without one, list the views.",
+        epilog=_SQL_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("query", metavar="SELECT", nargs="?", help="one SELECT statement")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
     parser.add_argument("--limit", type=_whole, default=1000, metavar="N", help="rows at most")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
 
     def work() -> int:
         with open_books(args.run) as books:

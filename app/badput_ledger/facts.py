@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger import store
+from badput_ledger.endings import Culprit, Mark, culprit_of, read_marks, vanished
 from badput_ledger.errors import BooksError
-from badput_ledger.processes import Process, attrs_of, read_processes
+from badput_ledger.processes import Exit, Process, attrs_of, read_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,8 +55,14 @@ class Session:
     fail_ns: int | None = None
     """First failure mark; None if it ended on purpose or nothing is known."""
     end_reason: str = "unknown"
-    culprit: Process | None = None
-    """The member that went first, where it failed."""
+    culprit: Culprit | None = None
+    """Who went first, where it failed."""
+    failure: Mark | None = None
+    """The first failure mark that was not trained past."""
+    exits: list[Exit] = field(default_factory=list[Exit])
+    """What was said of the ends of ranks that left no rows."""
+    vanished: bool = False
+    """The last one, only known to be gone: whether it failed is not known."""
     world_size: int = 0
     job_id: str | None = None
     attempt: int | None = None
@@ -87,7 +94,7 @@ class Facts:
 
 def assemble(con: duckdb.DuckDBPyConnection, *, gaps: str) -> Facts:
     """Read the processes and write the tables that the SQL chain starts from."""
-    processes = read_processes(con)
+    processes, strays = read_processes(con)
     ranks = [p for p in processes if p.role != "launcher" and p.rank is not None]
     launchers = [p for p in processes if p.role == "launcher"]
     run, config = _read_run(con)
@@ -95,6 +102,8 @@ def assemble(con: duckdb.DuckDBPyConnection, *, gaps: str) -> Facts:
     facts = Facts(sessions, launchers, 0, over=False, config=config, run=run)
     for i, session in enumerate(sessions):
         following = sessions[i + 1].start_ns if i + 1 < len(sessions) else None
+        session.exits = [e for p in session.members for e in p.others]
+        session.exits += [e for e in strays if _during(e, session, following)]
         _finish(con, session, following, facts)
     facts.slots = max([s.world_size for s in sessions], default=0)
     if facts.slots > MAX_PLACES:
@@ -168,32 +177,42 @@ def _finish(
     session.world_size = max(world, len(members), max(p.rank or 0 for p in members) + 1)
     session.job_id = next((p.job_id for p in members if p.job_id), None)
     session.attempt = next((p.attempt for p in members if p.attempt is not None), None)
-    marks = _marks(con, members)
-    if any(kind == "complete" for kind, _ in marks) or (
-        session.end_known and all(p.clean or p.death_ns is None for p in members)
+    marks = read_marks(con, members)
+    if any(m.kind == "complete" for m in marks) or (
+        session.end_known
+        and all(p.clean or p.death_ns is None for p in members)
+        and not any(e.failed for e in session.exits)
     ):
         session.end_reason = "completed"
         return
+    _blame(session, marks, last=following is None)
+
+
+def _blame(session: Session, marks: list[Mark], *, last: bool) -> None:
+    """Who ended it, when the first sign of that was, or that nothing tells whether it failed."""
+    members = session.members
     dead = sorted(
         (p for p in members if p.death_ns is not None and not p.clean),
         key=lambda p: (p.end_ns, p.rank or 0),
     )
-    if dead:
-        session.culprit = dead[0]
-        session.end_reason = dead[0].reason
     # A failure that was caught and trained past does not end the session.
-    times = [t for kind, t in marks if kind in ("failure", "hang") and t >= session.trained_ns]
-    times += [p.end_ns for p in dead[:1]]
+    ending = [m for m in marks if m.kind in ("failure", "hang") and m.time_ns >= session.trained_ns]
+    if last and not ending and vanished(dead, session.exits):
+        session.vanished = bool(dead)
+        session.end_known = False
+        return
+    session.failure = next((m for m in ending if m.kind == "failure"), None)
+    told = {pid for m in marks if m.kind == "signal" for pid in m.attrs.get("pids") or ()}
+    session.culprit = culprit_of(dead, session.exits, session.failure, told)
+    if session.culprit is not None:
+        session.end_reason = session.culprit.reason
+    times = [m.time_ns for m in ending] + [p.end_ns for p in dead[:1]]
     session.fail_ns = min(times, default=None)
 
 
-def _marks(con: duckdb.DuckDBPyConnection, members: list[Process]) -> list[tuple[str, int]]:
-    query = (
-        "SELECT kind, time_ns FROM events WHERE kind IN ('complete', 'failure', 'hang') "
-        "AND list_contains(?, process_id) ORDER BY time_ns"
-    )
-    ids = [p.process_id for p in members]
-    return [(str(r["kind"]), int(r["time_ns"])) for r in store.rows(con, query, [ids])]
+def _during(said: Exit, session: Session, following: int | None) -> bool:
+    """True if a launcher's word belongs to the session that had begun by then."""
+    return session.start_ns <= said.time_ns and (following is None or said.time_ns < following)
 
 
 def _is_over(facts: Facts) -> bool:
@@ -203,7 +222,9 @@ def _is_over(facts: Facts) -> bool:
     if not facts.sessions:
         return False
     last = facts.sessions[-1]
-    return last.end_reason == "completed" or all(p.death_ns is not None for p in last.members)
+    return last.end_reason == "completed" or (
+        last.end_known and all(p.death_ns is not None for p in last.members)
+    )
 
 
 def _positive(value: object) -> int | None:

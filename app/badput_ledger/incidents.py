@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger.clock import iso
-from badput_ledger.processes import Process, attrs_of
+from badput_ledger.processes import attrs_of
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
+    from badput_ledger.endings import Mark
     from badput_ledger.facts import Session
 
 RESTART = (
@@ -82,26 +83,28 @@ def _priced(
     incident["gpu_seconds"] = sum(ns for ns, _ in phases.values()) / 1e9
     incident["cost"] = books.price.of(sum(billed for _, billed in phases.values()))
     incident["phases"] = {leaf: ns / 1e9 for leaf, (ns, _) in sorted(phases.items())}
+    held = {leaf: billed / 1e9 for leaf, (_, billed) in sorted(phases.items())}
+    incident["held_gpu_seconds"] = sum(held.values())
+    incident["held_phases"] = held
     return incident
 
 
 def _ended(books: Books, session: Session, following: Session | None) -> dict[str, Any]:
-    culprit = session.culprit
-    said = _first_failure(books, session)
+    culprit, said = session.culprit, session.failure
     kind = session.end_reason
     cause = "the session ended and nothing says why"
     rank = None
     if culprit is not None:
-        rank = _named_rank(said, culprit.rank)
-        cause = f"rank {rank} {culprit.cause()}"
-    if said is not None:
-        what = attrs_of(said["attrs"]).get("what")
-        speaker = _named_rank(said, said["rank"])
+        rank = None if culprit.launcher else culprit.rank
+        cause = culprit.cause()
+    if said is not None and not (culprit is not None and culprit.launcher):
+        what = said.attrs.get("what")
+        speaker = _named_rank(said)
         rank = speaker if rank is None else rank
         if what and culprit is None:
             cause = f"rank {speaker}: {what}"
         elif what:
-            seen = "" if speaker == rank else f"rank {speaker} saw "
+            seen = "" if speaker == rank or said.attrs.get("exit_code") else f"rank {speaker} saw "
             cause = f"{cause}: {seen}{what}"
         kind = "failure" if kind == "unknown" else kind
     time = session.fail_ns if session.fail_ns is not None else session.end_ns
@@ -112,52 +115,41 @@ def _ended(books: Books, session: Session, following: Session | None) -> dict[st
         "kind": kind,
         "rank": rank,
         "cause": cause,
-        "evidence": _evidence(books, session, following, culprit, said),
+        "evidence": _evidence(books, session, following),
     }
 
 
-def _named_rank(said: dict[str, Any] | None, fallback: int | None) -> int | None:
+def _named_rank(said: Mark) -> int | None:
     """The rank that failed. A log is written by one rank, and names another in its text."""
-    named = attrs_of(said["attrs"]).get("rank") if said is not None else None
-    return named if isinstance(named, int) else fallback
+    named = said.attrs.get("rank")
+    return named if isinstance(named, int) else said.rank
 
 
-def _first_failure(books: Books, session: Session) -> dict[str, Any] | None:
-    rows = books.rows(
-        "SELECT * FROM events WHERE kind = 'failure' AND list_contains(?, process_id) "
-        "ORDER BY time_ns, process_id, seq LIMIT 1",
-        [_ids(session)],
-    )
-    return rows[0] if rows else None
-
-
-def _evidence(
-    books: Books,
-    session: Session,
-    following: Session | None,
-    culprit: Process | None,
-    said: dict[str, Any] | None,
-) -> list[dict[str, Any]]:
+def _evidence(books: Books, session: Session, following: Session | None) -> list[dict[str, Any]]:
     """Lines of a log where an importer gave them, else the event rows."""
+    culprit, said = session.culprit, session.failure
     found = _lines(books, session, _ENDING)
     if following is not None:
         found += _lines(books, following, _STARTING)
     if said is not None:
-        found.append(_row(said))
-    if culprit is not None:
+        found.append(_row(said.process_id, said.seq))
+    process = culprit.process if culprit is not None else None
+    if process is not None:
         ends = books.rows(
             "SELECT process_id, seq FROM events WHERE kind = 'end' AND process_id = ? ORDER BY seq",
-            [culprit.process_id],
+            [process.process_id],
         )
-        found += [_row(e) for e in ends]
-    if books.facts.launchers and culprit is not None and culprit.pid is not None:
+        found += [_row(e["process_id"], e["seq"]) for e in ends]
+    if culprit is not None and culprit.exit is not None:
+        found.append(_row(culprit.exit.writer, culprit.exit.seq))
+    elif books.facts.launchers and process is not None and process.pid is not None:
         exits = books.rows(
             "SELECT process_id, seq FROM events WHERE kind = 'exit' "
             "AND TRY_CAST(json_extract_string(attrs, '$.pid') AS BIGINT) = ? "
             "ORDER BY time_ns, process_id, seq LIMIT 1",
-            [culprit.pid],
+            [process.pid],
         )
-        found += [_row(e) for e in exits]
+        found += [_row(e["process_id"], e["seq"]) for e in exits]
     return found
 
 
@@ -169,9 +161,9 @@ def _lines(books: Books, session: Session, claims: tuple[str, ...]) -> list[dict
     )
 
 
-def _row(event: dict[str, Any]) -> dict[str, Any]:
+def _row(process_id: int, seq: int) -> dict[str, Any]:
     # a 63-bit id does not survive a JSON reader that has only doubles: give it as text
-    return {"table": "events", "process_id": str(event["process_id"]), "seq": int(event["seq"])}
+    return {"table": "events", "process_id": str(process_id), "seq": int(seq)}
 
 
 def _hangs(books: Books, session: Session) -> list[dict[str, Any]]:
@@ -199,7 +191,7 @@ def _hang(
         "kind": "hang",
         "rank": row["rank"],
         "cause": str(what) if what else f"rank {row['rank']} made no progress",
-        "evidence": [_row(row)],
+        "evidence": [_row(row["process_id"], row["seq"])],
         "lost_steps": 0,
     }
     hang = leaves.get(session.id, {}).get("B.hang")

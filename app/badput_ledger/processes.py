@@ -6,7 +6,7 @@ All instants are nanoseconds since the epoch. What is not known is None.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from badput_ledger import store
@@ -15,6 +15,24 @@ if TYPE_CHECKING:
     import duckdb
 
 CLEAN = ("completed",)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A launcher's word about how a rank ended; ``writer`` is whose record says it."""
+
+    time_ns: int
+    writer: int
+    seq: int
+    rank: int | None
+    pid: int | None
+    exit_code: int | None
+    signal: int | None
+
+    @property
+    def failed(self) -> bool:
+        """Did that rank end otherwise than with exit code 0?"""
+        return bool(self.signal or self.exit_code)
 
 
 @dataclass(slots=True)
@@ -49,6 +67,10 @@ class Process:
     exit_code: int | None = None
     signal: int | None = None
     closed: bool = False
+    launcher_ended: bool = False
+    """What ended was the launcher, and this rank with it."""
+    others: list[Exit] = field(default_factory=list[Exit])
+    """What its records say of ranks that may have left none."""
     phase: str | None = None
     phase_since_ns: int | None = None
     phase_step: int | None = None
@@ -65,20 +87,6 @@ class Process:
         """Did it end on purpose?"""
         return self.reason in CLEAN
 
-    def cause(self) -> str:
-        """How it ended, for a person."""
-        if self.signal == 9:
-            return "was killed (signal 9)"
-        if self.signal:
-            return f"was ended by signal {self.signal}"
-        if self.reason == "exception":
-            return "ended with an exception"
-        if self.exit_code:
-            return f"exited with code {self.exit_code}"
-        if self.reason == "unknown":
-            return "ended without saying why"
-        return "was killed" if self.reason == "killed" else f"ended: {self.reason}"
-
 
 def attrs_of(text: str | None) -> dict[str, Any]:
     """The JSON object of an attrs column; broken JSON counts as empty."""
@@ -91,8 +99,11 @@ def attrs_of(text: str | None) -> dict[str, Any]:
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
-def read_processes(con: duckdb.DuckDBPyConnection) -> list[Process]:
-    """Every process, in order of its start, with its last record and its end."""
+def read_processes(con: duckdb.DuckDBPyConnection) -> tuple[list[Process], list[Exit]]:
+    """Every process, in order of its start, with its last record and its end.
+
+    Also what launchers said of ranks that left no process row.
+    """
     signs = {int(r["process_id"]): r for r in store.rows(con, _SIGNS)}
     found: dict[int, Process] = {}
     for row in store.rows(con, "SELECT * FROM processes ORDER BY start_ns, process_id"):
@@ -106,8 +117,7 @@ def read_processes(con: duckdb.DuckDBPyConnection) -> list[Process]:
             found[pid] = _process(row | {"start_ns": sign["first_ns"]}, sign)
     _read_ends(con, found)
     ordered = sorted(found.values(), key=lambda p: (p.start_ns, p.rank or 0, p.process_id))
-    _read_exits(con, ordered)
-    return ordered
+    return ordered, _read_exits(con, ordered)
 
 
 _SIGNS = """
@@ -160,15 +170,20 @@ def _read_ends(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> Non
         if process is None:
             continue
         said = attrs_of(row["attrs"])
+        if said.get("seen") is False:
+            # A log that just stops is a sign of life: nothing saw this process end.
+            process.last_record_ns = max(process.last_record_ns, int(row["time_ns"]))
+            continue
         process.reason = str(said.get("reason") or "unknown")
-        process.exit_code = _int(said.get("exit_code"))
-        process.signal = _int(said.get("signal"))
+        process.launcher_ended = said.get("who") == "launcher"
+        process.exit_code = whole(said.get("exit_code"))
+        process.signal = whole(said.get("signal"))
         process.closed = bool(said.get("closed"))
         process.phase = None if said.get("phase") is None else str(said["phase"])
-        process.phase_since_ns = _int(said.get("phase_since_ns"))
-        process.phase_step = _int(said.get("step"))
-        process.last_sign_ns = _int(said.get("last_sign_ns"))
-        process.dropped = _int(said.get("dropped")) or 0
+        process.phase_since_ns = whole(said.get("phase_since_ns"))
+        process.phase_step = whole(said.get("step"))
+        process.last_sign_ns = whole(said.get("last_sign_ns"))
+        process.dropped = whole(said.get("dropped")) or 0
         process.death_ns = max(int(row["time_ns"]), process.last_record_ns)
         if process.reason in ("unknown", "exit") and (
             process.exit_code == 0 or (process.closed and not process.exit_code)
@@ -176,33 +191,78 @@ def _read_ends(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> Non
             process.reason = "completed"
 
 
-def _read_exits(con: duckdb.DuckDBPyConnection, ordered: list[Process]) -> None:
-    """Take in a launcher's `exit` events: the best witness of how a rank ended."""
-    for row in store.rows(
-        con, "SELECT * FROM events WHERE kind = 'exit' ORDER BY time_ns, process_id, seq"
-    ):
-        said = attrs_of(row["attrs"])
-        rank, pid, time = _int(said.get("rank")), _int(said.get("pid")), int(row["time_ns"])
-        lived = [p for p in ordered if p.role == "rank" and p.rank == rank and p.start_ns <= time]
-        same = [p for p in lived if pid is not None and p.pid == pid]
-        if not (same or lived):
+def _read_exits(con: duckdb.DuckDBPyConnection, ordered: list[Process]) -> list[Exit]:
+    """Take in a launcher's `exit` events: the best witness of how a rank ended.
+
+    A log tells of the ranks of its own attempt only, so what it says goes to no process but
+    the one that it was read into. Returns the exits that belong to no process.
+    """
+    by_id = {p.process_id: p for p in ordered if p.role != "launcher"}
+    exits = [_exit(r) for r in store.rows(con, _EXITS)]
+    seen: set[int] = set()
+    left: list[Exit] = []
+    for said in exits:
+        writer = by_id.get(said.writer)
+        if writer is not None and writer.rank != said.rank:
+            writer.others.append(said)
             continue
-        process = (same or lived)[-1]
-        code, signal = _int(said.get("exit_code")), _int(said.get("signal"))
-        if signal:
-            process.signal = signal
-            process.reason = "killed" if signal == 9 else "signal"
-        elif code is not None and process.reason in ("unknown", "completed", "exit", "killed"):
-            process.exit_code = code
-            process.reason = "completed" if code == 0 else "exit"
-        if process.death_ns is None or process.closed:
-            # A closed process lived on until it exited; a killed one was dead before both.
-            process.death_ns = max(time, process.end_ns)
+        same = [p for p in _lived(ordered, said) if said.pid is not None and p.pid == said.pid]
+        process = writer or (same[-1] if same else None)
+        if process is None:
+            left.append(said)
+            continue
+        seen.add(process.process_id)
+        _take(process, said)
+    strays: list[Exit] = []
+    for said in left:
+        # A launcher that sees other process ids than its ranks do (another namespace).
+        lived = [p for p in _lived(ordered, said)[-1:] if p.process_id not in seen]
+        if lived:
+            seen.add(lived[0].process_id)
+            _take(lived[0], said)
         else:
-            process.death_ns = max(min(time, process.death_ns), process.last_record_ns)
+            strays.append(said)
+    return strays
 
 
-def _int(value: object) -> int | None:
+_EXITS = "SELECT * FROM events WHERE kind = 'exit' ORDER BY time_ns, process_id, seq"
+
+
+def _lived(ordered: list[Process], said: Exit) -> list[Process]:
+    return [
+        p
+        for p in ordered
+        if p.role == "rank" and p.rank == said.rank and p.start_ns <= said.time_ns
+    ]
+
+
+def _exit(row: dict[str, Any]) -> Exit:
+    said = attrs_of(row["attrs"])
+    rank, pid = whole(said.get("rank")), whole(said.get("pid"))
+    code, signal = whole(said.get("exit_code")), whole(said.get("signal"))
+    time, writer = int(row["time_ns"]), int(row["process_id"])
+    return Exit(time, writer, int(row["seq"]), rank, pid, code, signal)
+
+
+def _take(process: Process, said: Exit) -> None:
+    """What ``said`` tells of how and when ``process`` ended."""
+    code, signal, time = said.exit_code, said.signal, said.time_ns
+    if signal:
+        process.signal = signal
+        process.reason = "killed" if signal == 9 else "signal"
+    elif code is not None and process.reason in ("unknown", "completed", "exit", "killed"):
+        process.exit_code = code
+        process.reason = "completed" if code == 0 else "exit"
+    elif code and process.exit_code is None:
+        process.exit_code = code
+    if process.death_ns is None or process.closed:
+        # A closed process lived on until it exited; a killed one was dead before both.
+        process.death_ns = max(time, process.end_ns)
+    else:
+        process.death_ns = max(min(time, process.death_ns), process.last_record_ns)
+
+
+def whole(value: object) -> int | None:
     """A whole number that a column holds; anything else, inf and nan too, is not known."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -35,7 +36,30 @@ def build_quality(books: Books, report: dict[str, Any]) -> list[dict[str, str]]:
     _survived_hangs(books, notes)
     _checkpoints(books, notes)
     _unknowns(books, report, notes)
-    return sorted(notes.items, key=lambda n: _ORDER[n["severity"]])
+    return sorted(_folded(notes.items), key=lambda n: _ORDER[n["severity"]])
+
+
+_SESSION = re.compile(r"session (s\d+)\b")
+
+
+def _folded(items: list[dict[str, str]]) -> list[dict[str, str]]:
+    """What is said of several sessions in the same words is said once, of all of them."""
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for item in items:
+        key = _SESSION.sub("session", item["what"], 1), item["severity"]
+        groups.setdefault(key, []).append(item)
+    return [_one(group) for group in groups.values()]
+
+
+def _one(group: list[dict[str, str]]) -> dict[str, str]:
+    named = [m.group(1) for i in group if (m := _SESSION.search(i["what"]))]
+    if len(named) < 2:
+        return group[0]
+    which = ", ".join(named) if len(named) < 4 else f"{named[0]} to {named[-1]}"
+    if len(named) >= 4:
+        which = f"{which} ({len(named)} sessions)"
+    what = _SESSION.sub(f"sessions {which}", group[0]["what"], 1)
+    return group[0] | {"what": what}
 
 
 def _rows(books: Books, notes: _Notes) -> None:
@@ -132,15 +156,24 @@ def _unknowns(books: Books, report: dict[str, Any], notes: _Notes) -> None:
         notes.add("info", "no price is known, so every cost is NULL; give --price", "runs")
     if report["tokens"]["processed"] is None:
         notes.add("info", "no step says how many tokens it took", "steps")
-    if not report["run"]["over"]:
-        what = "nothing says that the run has ended; it is counted up to its last record"
+    if books.facts.sessions and books.facts.sessions[-1].vanished:
+        what = (
+            "how it ended is not known: its processes were gone between two steps, and neither an "
+            "exit status nor a failure was seen"
+        )
+        notes.add("info", what, "events")
+    elif not report["run"]["over"]:
+        what = (
+            "how it ended is not known: nothing says that the run is over, so it is counted up "
+            "to its last record"
+        )
         notes.add("info", what, "events")
     held = "SELECT count(*) AS n FROM allocations WHERE held = 'unknown'"
-    if books.rows(held)[0]["n"]:
+    if books.gaps == "unknown" and books.rows(held)[0]["n"]:
         notes.add(
             "info",
-            "it is not known whether the places were held between sessions; "
-            "--gaps held|released decides whether they cost",
+            "it is not known whether the places were held between sessions: they are counted as "
+            "paid; --gaps released says that they were not, --gaps held that they were",
             "allocations",
         )
     if report["units"] == "rank":

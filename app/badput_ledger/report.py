@@ -29,6 +29,8 @@ def build_report(books: Books) -> dict[str, Any]:
         "units": units(books),
         "total_gpu_seconds": total / 1e9,
         "total_gpu_ns": str(total),
+        "held_gpu_seconds": sum(leaf.billed_ns for leaf in leaves) / 1e9,
+        "gaps": books.gaps,
         "leaves": {leaf.id: _leaf(books, leaf) for leaf in leaves},
         "kept_time": kept_time(leaves, total),
         "goodput": goodput(leaves, total),
@@ -87,6 +89,7 @@ def _leaf(books: Books, leaf: LeafSum) -> dict[str, Any]:
     row: dict[str, Any] = {
         "gpu_seconds": leaf.ns / 1e9 if leaf.ns is not None else None,
         "gpu_ns": str(leaf.ns) if known else None,
+        "held_gpu_seconds": leaf.billed_ns / 1e9 if known else None,
         "lo": leaf.lo / 1e9,
         "hi": leaf.hi / 1e9 if leaf.hi is not None else None,
         "cost": books.price.of(leaf.billed_ns) if known else None,

@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from badput_ledger.taxonomy import BY_ID, GROUPS
+from badput_ledger.units import amount, decimals, money, plural, time_scale
 
 WIDTH = 80
 
@@ -41,14 +42,26 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     )
 
 
-def _money(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
+def _money(value: float | None, report: dict[str, Any]) -> str:
+    return money(value, report["cost"]["currency"])
+
+
+def _time(seconds: float, report: dict[str, Any]) -> str:
+    scale, word, _ = time_scale(report["total_gpu_seconds"])
+    return f"{amount(seconds / scale)} {report['units']}-{word}"
 
 
 def _waterfall(report: dict[str, Any]) -> list[str]:
     unit, total = report["units"], report["total_gpu_seconds"]
+    scale, word, _ = time_scale(total)
+    digits = decimals(total, scale)
+
+    def cell(seconds: float) -> str:
+        text = f"{seconds / scale:,.{digits}f}"
+        return f"<0.{'0' * (digits - 1)}1" if seconds and not float(text.replace(",", "")) else text
+
     priced = report["cost"]["total"] is not None
-    head = f"{'leaf':<28}{unit + '-hours':>12}{'share':>8}"
+    head = f"{'leaf':<28}{unit + '-' + word:>13}{'share':>8}"
     head += f"{report['cost']['currency']:>12}" if priced else ""
     lines = ["", head + "  bounds", "-" * WIDTH]
     group = ""
@@ -60,13 +73,17 @@ def _waterfall(report: dict[str, Any]) -> list[str]:
             lines.append(f"{group} {GROUPS[group]}")
         share = row["gpu_seconds"] / total if total else 0.0
         name = f"{leaf[2:]} {_title(leaf)}"
-        text = f"  {name:<26.26}{row['gpu_seconds'] / 3600:>12.5f}{share:>8.1%}"
-        text += f"{_money(row['cost']):>12}" if priced else ""
-        if row["lo"] != row["gpu_seconds"] or row["hi"] != row["gpu_seconds"]:
-            text += f"  {row['lo'] / 3600:.4g}..{row['hi'] / 3600:.4g}"
+        text = f"  {name:<26.26}{cell(row['gpu_seconds']):>13}{share:>8.1%}"
+        text += f"{_money(row['cost'], report):>12}" if priced else ""
+        bounds = cell(row["lo"]), cell(row["hi"] or 0.0)
+        if bounds != (cell(row["gpu_seconds"]), cell(row["gpu_seconds"])):
+            text += f"  {bounds[0]}..{bounds[1]}"
         lines.append(text)
-    end = f"{'total':<28}{total / 3600:>12.5f}{'100.0%' if total else '-':>8}"
-    lines += ["-" * WIDTH, end + (f"{_money(report['cost']['total']):>12}" if priced else "")]
+    end = f"{'total':<28}{cell(total):>13}{'100.0%' if total else '-':>8}"
+    lines += [
+        "-" * WIDTH,
+        end + (f"{_money(report['cost']['total'], report):>12}" if priced else ""),
+    ]
     return lines + _figures(report)
 
 
@@ -83,7 +100,11 @@ def _figures(report: dict[str, Any]) -> list[str]:
     text = f"kept time {kept['value']:.2%}"
     if kept["hi"] - kept["lo"] > 1e-9:
         text += f" (between {kept['lo']:.2%} and {kept['hi']:.2%})"
-    lines = ["", text]
+    released = report["total_gpu_seconds"] - report["held_gpu_seconds"]
+    if released and report["held_gpu_seconds"]:
+        share = kept["value"] * report["total_gpu_seconds"] / report["held_gpu_seconds"]
+        text += f"; {share:.2%} of the held time, without {_time(released, report)} not held"
+    lines = ["", *_wrapped(text)]
     lines += _wrapped(f"goodput   {good['value']:.2%} (measured inside steps: {measured})")
     unknown = [leaf for leaf, row in report["leaves"].items() if row["gpu_seconds"] is None]
     return lines + _wrapped("not measured, so inside other leaves: " + ", ".join(unknown))
@@ -106,7 +127,7 @@ def _steps(report: dict[str, Any]) -> list[str]:
     per = report["cost"]["per_kept_token"]
     if per is not None:
         cost = report["cost"]
-        lines.append(f"cost      {per * 1e6:,.4g} {cost['currency']} per million kept tokens")
+        lines.append(f"cost      {money(per * 1e6, cost['currency'])} per million kept tokens")
     return lines
 
 
@@ -115,8 +136,10 @@ def _pipeline(report: dict[str, Any]) -> list[str]:
     if not pipe or pipe["actual_bubble"] is None:
         return []
     ideal = "not known" if pipe["ideal_bubble"] is None else f"{pipe['ideal_bubble']:.1%}"
-    text = f"bubble    {pipe['actual_bubble']:.1%} of kept steps; the schedule's ideal is {ideal}"
-    return _wrapped(text)
+    moved = report["leaves"]["G.straggler"]["gpu_seconds"]
+    before = ", before the part that follows a slow stage moves to straggler" if moved else ""
+    text = f"bubble    {pipe['actual_bubble']:.1%} of kept steps{before}"
+    return _wrapped(f"{text}; the schedule's ideal is {ideal}")
 
 
 def _sessions(report: dict[str, Any]) -> list[str]:
@@ -136,11 +159,10 @@ def _incidents(report: dict[str, Any]) -> list[str]:
         return []
     lines = ["", "incidents"]
     for i in report["incidents"]:
-        cost = "" if i["cost"] is None else f", {_money(i['cost'])} {report['cost']['currency']}"
+        cost = "" if i["cost"] is None else f", {_money(i['cost'], report)}"
         text = (
             f"{i['id']} {i['time']} {i['session']}: {clean(i['cause'])}; "
-            f"{i['lost_steps']} steps lost, "
-            f"{i['gpu_seconds'] / 3600:.5f} {report['units']}-hours{cost}"
+            f"{plural(i['lost_steps'], 'step')} lost, {_time(i['gpu_seconds'], report)}{cost}"
         )
         lines += _wrapped(text, "  ")
         for e in i["evidence"][:3]:

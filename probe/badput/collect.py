@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--into", metavar="RUN", help="write here instead of the run folder that each spool names"
     )
-    args = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    args = parser.parse_intermixed_args(sys.argv[1:] if argv is None else list(argv))
     folder = Path(args.spool_dir)
     problem = _problem(folder)
     if problem:

@@ -391,3 +391,16 @@ def test_a_line_printed_a_little_late_still_counts_its_step(titan, tmp_path, do_
     assert done.run.ranges() == [(1, 8)]
     assert len(done.run.steps) == 8
     assert done.reply["unread"] == []
+
+
+def test_a_start_without_a_word_is_quoted_by_the_next_line_that_has_some(
+    titan, tmp_path, do_import
+):
+    titan.launch(1).steps(1, 3).wait(5).launch(4).steps(4, 6).finish()
+    at = [i for i, line in enumerate(titan.lines) if line.endswith("run.py:80] ")][1]
+    head = titan.lines[at]
+    titan.lines[at + 1 : at + 1] = [head + "*****", head + "Setting OMP_NUM_THREADS for each"]
+    run = do_import(titan.write(tmp_path / "a.log")).run
+    (restart,) = run.claims("restart")
+    assert restart["text"] == head + "Setting OMP_NUM_THREADS for each"
+    assert restart["line"] == at + 3

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from badput_ledger.books import open_books
 from badput_ledger.sources.cli import main
 
 
@@ -198,3 +199,48 @@ def test_steps_saves_and_evaluations_never_overlap(read, name):
         pieces.sort()
         for (start, dur), (after, _) in pairwise(pieces):
             assert start + dur <= after
+
+
+def causes(run):
+    with open_books(run.path) as books:
+        return [i["cause"].partition(":")[0] for i in books.report()["incidents"]]
+
+
+def test_the_rank_that_failed_first_is_named_with_its_own_exit_code(titan_logs, read):
+    files = sorted(f.name for f in titan_logs.glob("tt_kimi436m_*"))
+    # The log says: failed (exitcode: 1) local_rank: 1; ranks 0, 2 and 3 only got SIGTERM.
+    # The last file just stops, so nothing says that its attempt failed.
+    assert causes(read(*reversed(files)).run) == ["rank 1 ended with an exception (exit code 1)"]
+    _, second = read("tt_sft_orchestrator_8restarts.log").runs
+    assert causes(second) == ["rank 0 was ended by signal 6"] * 4
+    tiers = read("tt_tiers_crashloop.log").runs
+    twice = next(r for r in tiers if r.path.name.startswith("8gpu_a2_fsdp2_pp4_tier_b"))
+    assert causes(twice) == [
+        "the launcher was killed (signal 9)",
+        "rank 1 ended with an exception (exit code 1)",
+    ]
+
+
+def test_time_in_which_other_runs_had_the_gpus_is_not_held(read):
+    tiers = read("tt_tiers_crashloop.log").runs
+    twice = next(r for r in tiers if r.path.name.startswith("8gpu_a2_fsdp2_pp4_tier_b"))
+    rows = sorted((a["start_ns"], a) for a in twice.allocations if a["slot"] == 0)
+    assert [a["held"] for _, a in rows][:2] == ["yes", "no"]
+    assert "other runs of the same log" in rows[1][1]["evidence"]
+    with open_books(twice.path, price=2.5) as books:
+        report = books.report()
+    # 21 s and 127 s of eight GPUs; the 48 minutes in between were other runs'.
+    assert report["held_gpu_seconds"] == pytest.approx(8 * 148, abs=1)
+    assert report["cost"]["total"] == pytest.approx(0.82, abs=0.005)
+    verdict = report["verdict"]
+    assert "nothing was trained" in verdict["headline"]
+    assert "0.329 GPU-hours" in verdict["headline"]
+    assert "not held" in verdict["headline"]
+    assert "--gaps" not in verdict["next"]
+    assert verdict["next"].startswith("Fix this cause: rank 1 ended with an exception")
+
+
+def test_the_start_of_the_kimi_restart_is_quoted_with_words(titan_logs, read):
+    files = sorted(f.name for f in titan_logs.glob("tt_kimi436m_*"))
+    restarts = read(*reversed(files)).run.claims("restart")
+    assert all("Setting OMP_NUM_THREADS" in r["text"] for r in restarts)

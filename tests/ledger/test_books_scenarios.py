@@ -215,7 +215,8 @@ def test_an_unknown_end_leaves_the_tail_kept_and_says_so_in_the_bounds(make: Any
     make.steps(pid, 1, 40, 0, 1.0)
     report = books_of(make.write())
     assert report["leaves"]["D.tail"] | {"cost": 0, "tokens": 0, "gpu_ns": 0} == {
-        "gpu_seconds": 0, "gpu_ns": 0, "lo": 0, "hi": 10, "cost": 0, "tokens": 0,
+        "gpu_seconds": 0, "gpu_ns": 0, "held_gpu_seconds": 0, "lo": 0, "hi": 10, "cost": 0,
+        "tokens": 0,
     }  # fmt: skip
     assert report["leaves"]["H.productive"]["lo"] == 30
     assert (report["steps"]["lost"], report["steps"]["lost_hi"]) == (0, 10)

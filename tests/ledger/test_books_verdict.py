@@ -67,8 +67,8 @@ def test_the_headline_tells_kept_steps_from_their_compute(make: Any) -> None:
     make.end(pid, make.steps(pid, 1, 100, 0, 1.0, data_ns=0.25))
     report = report_of(make.write(), price=36.0)
     assert report["verdict"]["headline"] == (
-        "100.0% of 0.02778 GPU-hours went into steps that the final model keeps, 75.0% into "
-        "their compute alone; 0.25 of 1.00 USD bought no progress."
+        "100.0% of 100 GPU-seconds went into steps that the final model keeps, 75.0% into "
+        "their compute alone; $0.250 of $1.00 bought no progress."
     )
     assert report["cost"]["wasted"] == pytest.approx(0.25)
 

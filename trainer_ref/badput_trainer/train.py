@@ -79,7 +79,7 @@ class _StoppedError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``badput train``. Returns 0, 1 if training failed, 2 for bad usage."""
     try:
-        options = _parser().parse_args(argv)
+        options = _parser().parse_intermixed_args(argv)
         config = _configure(options)
     except (ConfigError, data.DataError) as error:
         print(f"badput train: {error}", file=sys.stderr)
@@ -199,7 +199,7 @@ def _attempts(config: TrainConfig, restarts: int) -> int:
         if _attempt(config, attempt):
             return 0
         left = restarts - attempt
-        _say(f"the attempt failed; {left} restarts left")
+        _say(f"the attempt failed; {left} restart{'' if left == 1 else 's'} left")
         if left:
             # No hot loop of crashes; and a process's birth is known to 10 ms only,
             # so without a pause the new ranks may seem older than the old ones' end.

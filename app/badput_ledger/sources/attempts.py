@@ -204,6 +204,13 @@ class Attempt:
         """Write down what a claim rests on."""
         self.evidence.append((what, step, mark))
 
+    def restate(self, what: str, old: Mark, new: Mark) -> None:
+        """Rest a claim on a line that says more than the one that it was made from."""
+        self.evidence = [
+            (claim, step, new if claim == what and mark is old else mark)
+            for claim, step, mark in self.evidence
+        ]
+
 
 @dataclass(slots=True)
 class Run:

@@ -14,6 +14,7 @@ from badput_ledger.sources.attempts import LARGEST, MOST_GPUS, BadLogError, Opti
 from badput_ledger.sources.facts import Written, write_run
 from badput_ledger.sources.inputs import find_logs, out_folder
 from badput_ledger.sources.text import TextLog, excerpt
+from badput_ledger.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``badput import`` and return its exit code: 0 all was read, 2 something was not."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parser().parse_args(words)
+        args = _parser().parse_intermixed_args(words)
     except SystemExit as stop:
         if stop.code == 2 and "--json" in words:  # whoever reads the output gets what it expects
             _print(_Result(errors=["bad usage"]), as_json=True)
@@ -182,11 +183,13 @@ def _print(result: _Result, *, as_json: bool) -> None:
     for form, run in result.runs:
         gpu = f"{run.gpus} x {run.gpu_type or 'GPU of unknown type'}"
         name = excerpt(run.name, 200)
-        print(f"{name}: {form}, {run.sessions} sessions, {run.steps} steps, {gpu}")
+        print(
+            f"{name}: {form}, {plural(run.sessions, 'session')}, {plural(run.steps, 'step')}, {gpu}"
+        )
         for file, line, text in run.restarts[:20]:
             print(f"  restart {file}:{line}  {excerpt(text, 80)}")
         if len(run.restarts) > 20:
-            print(f"  and {len(run.restarts) - 20} more restarts")
+            print(f"  and {plural(len(run.restarts) - 20, 'more restart')}")
         for note in run.notes:
             print(f"  note: {note}")
         print(f"  next: badput report {excerpt(str(run.path), 4096)}")

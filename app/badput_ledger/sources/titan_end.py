@@ -161,6 +161,10 @@ def _end(live: Live, failure: Event | None) -> Event:
         "dropped": 0,
         "closed": attempt.completed,
     }
+    if reason == "unknown":
+        attrs["seen"] = False  # the log just stops here; its process may have lived on
+    elif live.kill_mark is not None or live.death is not None:
+        attrs["who"] = "launcher"
     return Event(attempt.last, "end", step, attrs)
 
 

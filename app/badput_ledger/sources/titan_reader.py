@@ -55,6 +55,8 @@ class Reader:
         self.file = ""
         self.bad_steps = 0
         self.bad_dates = 0
+        self.blank: Mark | None = None
+        """A start that rests on a line without a word."""
 
     @property
     def live(self) -> Live | None:
@@ -209,6 +211,10 @@ class Reader:
         if live is None:
             live = self._open(time, mark)
             live.agent = pid
+            self.blank = None if _says(what) else mark
+        elif self.blank is not None and _says(what):
+            live.attempt.restate("start", self.blank, mark)
+            self.blank = None
         self.now = max(self.now, time)
         live.sign(time, own=True)
         if found := lines.SIGTERM.search(what):
@@ -377,3 +383,8 @@ class Reader:
             self.report.code, self.report.pid = number(value), number(pid)
             live.reported(self.report)
             self.report = None
+
+
+def _says(text: str) -> bool:
+    """True if ``text`` holds a word, not only a rule of asterisks."""
+    return any(c.isalnum() for c in text)
