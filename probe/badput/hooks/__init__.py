@@ -1,0 +1,151 @@
+"""Hooks: what the probe learns from torch and Python by itself, each on or off by name.
+
+``choose`` reads the names, ``install`` attaches the chosen ones, at once where their modules are
+imported and else as soon as they are, and ``remove`` takes them back. torch is never imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from badput.guard import say
+from badput.hooks.base import Hook, guarded
+from badput.hooks.imports import forget, poll, when_imported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from badput.recorder import Recorder
+
+__all__ = ["DEFAULT", "NAMES", "choose", "find", "install", "poll", "remove", "when_imported"]
+
+_HERE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "exceptions": ("exceptions", ("sys",)),
+    "gc": ("garbage", ("gc",)),
+    "frameworks": ("frameworks", ("sys",)),
+    "optimizer": ("optimizer", ("torch.optim.optimizer", "torch.amp.grad_scaler")),
+    "dataloader": ("loader", ("torch.utils.data.dataloader",)),
+    "checkpoint": ("checkpoint", ("torch", "torch.distributed.checkpoint")),
+    "process_group": ("process_group", ("torch.distributed",)),
+    "compile": ("compiling", ("torch._dynamo.callback",)),
+    "cuda": ("device", ("torch",)),
+    "collectives": ("collectives", ("torch.distributed",)),
+}
+"""Hooks by name: the module here, and the modules that they wait for."""
+
+NAMES: tuple[str, ...] = tuple(_HERE)
+DEFAULT: frozenset[str] = frozenset(NAMES) - {"collectives"}
+
+_on: dict[str, Hook] = {}
+
+
+def choose(given: str | Iterable[str] | None, environment: str | None) -> frozenset[str]:
+    """Names to install: what ``init`` was given, then BADPUT_HOOKS on top of it.
+
+    Both are lists of names, ``default``, ``all`` or ``none``; a name with ``-`` before it is
+    taken out. A list that only adds (``+name``) or takes out changes what was chosen before.
+    """
+    chosen = DEFAULT if given is None else _read("init(hooks=)", given, DEFAULT)
+    return chosen if not environment else _read("BADPUT_HOOKS", environment, chosen)
+
+
+def _read(what: str, given: object, before: frozenset[str]) -> frozenset[str]:
+    words: list[str] = []
+    parts: Any = [given] if isinstance(given, str) else given
+    try:
+        for part in parts:
+            words += str(part).replace(",", " ").split()
+    except TypeError:
+        say(f"hooks {what}", f"{what} wants names of hooks and got {type(given).__name__}")
+        return before
+    relative = bool(words) and all(word[0] in "+-" for word in words)
+    chosen = set(before if relative else ())
+    if not relative and words and words[0][0] == "-":
+        chosen = set(before)
+    groups = {"default": DEFAULT, "all": frozenset(NAMES), "none": frozenset[str]()}
+    for word in words:
+        name = word.lstrip("+-")
+        names = groups.get(name, frozenset({name}))
+        if not names <= frozenset(NAMES):
+            known = ", ".join(NAMES)
+            say(f"hooks {name}", f"{what}: there is no hook {name!r}; there are {known}")
+        elif word.startswith("-"):
+            chosen -= names
+        elif name == "none":
+            chosen.clear()
+        else:
+            chosen |= names
+    return frozenset(chosen)
+
+
+def install(recorder: Recorder, names: Iterable[str], auto_steps: bool = False) -> None:
+    """Attach the hooks ``names``. With ``auto_steps`` the optimizer makes the steps."""
+    chosen = set(names) | ({"optimizer"} if auto_steps else set[str]())
+    for name in NAMES:
+        if name in chosen:
+            _install(name, recorder, auto_steps)
+
+
+@guarded("hooks.install")
+def _install(name: str, recorder: Recorder, auto_steps: bool) -> None:
+    folder, modules = _HERE[name]
+    here = importlib.import_module(f"badput.hooks.{folder}")
+    hook: Hook = here.HOOK
+    _on[name] = hook
+    hook.begin(recorder)
+    if auto_steps and name == "optimizer":
+        here.HOOK.auto = True
+    for module in modules:
+        when_imported(module, _Attach(name, module))
+
+
+class _Attach:
+    """What waits for a module of a hook. Equal to another for the same, so none waits twice."""
+
+    def __init__(self, name: str, module: str) -> None:
+        self.name = name
+        self.module = module
+
+    def __call__(self, found: Any) -> None:
+        hook = _on.get(self.name)
+        if hook is not None:
+            hook.attach(self.module, found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Attach) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.module))
+
+
+def find(name: str) -> Any:
+    """The hook ``name`` if it is on, else None."""
+    return _on.get(name)
+
+
+def remove() -> None:
+    """Take all hooks back."""
+    forget()
+    for name in list(_on):
+        _remove(name)
+
+
+@guarded("hooks.remove")
+def _remove(name: str) -> None:
+    _on.pop(name).detach()
+
+
+@guarded("hooks.first step")
+def first_step(recorder: Recorder) -> None:
+    """The program begins its first step by itself: what came meanwhile is attached."""
+    poll()
+    optimizer = _on.get("optimizer")
+    if optimizer is not None:
+        sys.modules["badput.hooks.optimizer"].HOOK.explicit(recorder)
+    for name in ("cuda", "frameworks"):
+        hook: Any = _on.get(name)
+        if hook is not None:
+            hook.look(recorder)
