@@ -11,7 +11,7 @@ import os
 from sys import getrefcount
 
 __version__ = "0.1.0"
-__all__ = ["close", "data", "event", "init", "span", "step"]
+__all__ = ["close", "data", "event", "init", "primary", "span", "step"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,12 +69,16 @@ def init(
     replica: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    hooks: str | Iterable[str] | None = None,
+    auto_steps: bool = False,
 ) -> None:
     """Begin recording this process into the run folder ``path`` (or BADPUT_DIR).
 
     With neither, or with BADPUT_DISABLE=1, everything stays a no-op. ``flops``: FLOPs a token,
     or a formula id with its inputs. ``role``: ``rank``, or ``launcher`` for an outer loop that
-    starts ranks. Rank and world come from the launcher's environment unless given.
+    starts ranks. Rank and world come from the launcher's environment unless given. ``hooks``:
+    names of hooks, ``default``, ``all`` or ``none``; BADPUT_HOOKS comes on top. ``auto_steps``:
+    each update of the primary optimizer ends a step, until the program makes steps itself.
     """
     global _recorder, _make_span, _make_data  # noqa: PLW0603 - one probe a process
     if os.environ.get("BADPUT_DISABLE") == "1":
@@ -94,7 +98,8 @@ def init(
         given = {
             "name": name, "flops": flops, "config": config, "role": role, "stage": stage,
             "stages": stages, "microbatches": microbatches, "schedule": schedule,
-            "replica": replica, "rank": rank, "world_size": world_size,
+            "replica": replica, "rank": rank, "world_size": world_size, "hooks": hooks,
+            "auto_steps": auto_steps,
         }  # fmt: skip
         _recorder = session.start(path, given)
         if _recorder is not None:
@@ -190,6 +195,18 @@ def event(kind: str, /, **attrs: Any) -> None:
         _fail("event", error)
 
 
+def primary(optimizer: object) -> None:
+    """Say which optimizer stands for the step, where several step: by default the largest."""
+    if _recorder is None:
+        return
+    try:
+        from badput import hooks
+
+        hooks.nominate(optimizer)
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("primary", error)
+
+
 def close(timeout: float = 2.0) -> None:
     """Say that this process is done, and wait up to ``timeout`` s (5 at most) for the collector.
 
@@ -200,13 +217,16 @@ def close(timeout: float = 2.0) -> None:
     recorder = _recorder
     if recorder is None:
         return
-    _recorder = _step = None
     try:
         from badput import session
 
+        session.unhook()
+        _recorder = _step = None
         session.stop(recorder, float(timeout))
     except Exception as error:  # noqa: BLE001 - guard
         _fail("close", error)
+    finally:
+        _recorder = _step = None
 
 
 def _first_step() -> Step | None:
@@ -217,9 +237,10 @@ def _first_step() -> Step | None:
         return None
     try:
         if current is None:
-            from badput import clock
+            from badput import clock, hooks
 
             _now = clock.mono
+            hooks.first_step(recorder)
             current = recorder.first_step()
             _step = current
             current.refs = getrefcount(current) + 1  # the caller holds the one it knows of

@@ -213,7 +213,8 @@ def add_span(rows: Rows, key: dict[str, Any], payload: Mapping[str, Any], clock:
             "step": step if type(step) is int else None,
             "path": None if path is None else str(path),
             "start_ns": start,
-            "dur_ns": dur,
+            # what runs beside the training thread blocks nothing
+            "dur_ns": 0 if attrs.get("background") is True else dur,
             "durable_ns": start + dur if durable and dur is not None else None,
             "ok": ok,
             "bytes": size if type(size) is int else None,

@@ -9,7 +9,8 @@ import sys
 import time
 from typing import cast
 
-from badput import __version__, clock, guard, identity, stacks
+from badput import __version__, clock, guard, hooks, identity, stacks
+from badput.hooks.frameworks import as_json
 from badput.recorder import Recorder
 from badput.spawn import ensure_collector
 from badput.spool import Spool, SpoolError, above_standard, default_root
@@ -17,14 +18,11 @@ from badput.values import SMALL, as_count, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
     from typing import Any
 
 MAX_CLOSE_S = 5.0
 _ROLES = ("rank", "launcher")
 _born = False
-_previous_hook: Callable[..., Any] | None = None
 _root: str | None = None
 
 
@@ -54,8 +52,8 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
     _born = True
     recorder = Recorder(spool)
     _say_when_leaving(recorder)
-    _hook_exceptions(recorder)
     _keep_stacks(recorder, _root, who["watch"])
+    _attach_hooks(recorder, who["process"], given)
     try:
         ensure_collector(_root)
     except Exception as error:  # noqa: BLE001 - what is recorded waits for the next collector
@@ -90,6 +88,7 @@ def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[s
         "host": identity.host(),
         "boot_id": identity.boot_id(),
         "pid": os.getpid(),
+        "frameworks": as_json(),
         **identity.launcher(),
         **identity.gpu(),
         "version": __version__,
@@ -151,7 +150,6 @@ def _main_module_of_spawned_child() -> bool:
 
 def stop(recorder: Recorder, timeout: float) -> None:
     """Close the spool and wait up to ``timeout`` s until all is in Parquet."""
-    _unhook_exceptions()
     stacks.stop()
     recorder.close()
     disconnect(recorder)
@@ -163,6 +161,20 @@ def stop(recorder: Recorder, timeout: float) -> None:
             time.sleep(0.02)
     finally:
         recorder.spool.release()
+
+
+def _attach_hooks(recorder: Recorder, process: dict[str, Any], given: dict[str, Any]) -> None:
+    try:
+        auto = given["auto_steps"] or os.environ.get("BADPUT_AUTO_STEPS") == "1"
+        names = hooks.choose(given["hooks"], os.environ.get("BADPUT_HOOKS"))
+        hooks.install(recorder, process, names, auto_steps=bool(auto))
+    except Exception as error:  # noqa: BLE001 - without hooks the rest is recorded all the same
+        guard.fail("hooks", error)
+
+
+def unhook() -> None:
+    """Take the hooks back, while what they still hold can be recorded."""
+    hooks.remove()
 
 
 def disconnect(recorder: Recorder) -> None:
@@ -177,6 +189,7 @@ def after_fork(recorder: Recorder) -> None:
 
     global _born  # noqa: PLW0603 - one probe a process
     _born = False
+    hooks.remove()
     recorder.lock = threading.RLock()  # another thread of the parent may have held it
     disconnect(recorder)
     spool = recorder.spool
@@ -192,34 +205,9 @@ def _say_when_leaving(recorder: Recorder) -> None:
 
     def badput_leaving() -> None:
         try:
+            hooks.flush(recorder)
             leave()
         except Exception as error:  # noqa: BLE001 - guard
             guard.fail("end", error)
 
     atexit.register(badput_leaving)
-
-
-def _hook_exceptions(recorder: Recorder) -> None:
-    """Note an exception that ends the program, then do what would have been done anyway."""
-    global _previous_hook  # noqa: PLW0603 - one probe a process
-    _previous_hook = previous = sys.excepthook
-
-    def badput_excepthook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        try:
-            recorder.uncaught(kind, trace)
-        except Exception as problem:  # noqa: BLE001 - guard
-            guard.fail("excepthook", problem)
-        finally:
-            previous(kind, error, trace)
-
-    sys.excepthook = badput_excepthook
-
-
-def _unhook_exceptions() -> None:
-    if (
-        getattr(sys.excepthook, "__name__", "") == "badput_excepthook"
-        and _previous_hook is not None
-    ):
-        sys.excepthook = _previous_hook

@@ -38,15 +38,14 @@ class Span:
     """A named interval: a context manager, and ``set`` for attributes known only later."""
 
     __slots__ = (
-        "_attrs", "_background", "_begin", "_own", "_quick", "_rec", "_start", "child", "inside",
-        "name",
-        "phase",
+        "_background", "_begin", "_own", "_quick", "_rec", "_start", "attrs", "child", "inside",
+        "name", "phase",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, name: str, attrs: dict[str, Any]) -> None:
         self._rec = recorder
         self.name = name
-        self._attrs = attrs
+        self.attrs = attrs
         self.child = self.phase = 0
         self._quick = -1
         self.inside = False
@@ -58,7 +57,7 @@ class Span:
     def set(self, /, **attrs: object) -> None:
         """Add attributes, such as ``step``, ``path``, ``bytes`` and ``durable`` of a save."""
         try:
-            self._attrs.update(attrs)
+            self.attrs.update(attrs)
         except Exception as error:  # noqa: BLE001 - guard
             fail("span set", error)
 
@@ -82,11 +81,11 @@ class Span:
             state[at + 1] = step.number << 16 | phase
             state[at] = now
         except BaseException as error:  # noqa: BLE001 - guard
-            self._abandon()
+            self.abandon()
             fail("span begin", error)
         return self
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Take a span off the stack whose begin or end was cut off: it gets no row."""
         self._start = 0
         stack = self._rec.stack
@@ -111,7 +110,7 @@ class Span:
 
     def _payload(self) -> dict[str, Any]:
         rec = self._rec
-        attrs = {**self._attrs, "background": True} if self._background else self._attrs
+        attrs = {**self.attrs, "background": True} if self._background else self.attrs
         head = {"n": self.name, "t": self._start, "s": rec.step.last}
         return {**head, "i": self.inside, "a": attrs}
 
@@ -143,7 +142,7 @@ class Span:
             state[at + 1] = step.number << 16 | phase
             state[at] = end
         except BaseException as problem:  # noqa: BLE001 - guard
-            self._abandon()
+            self.abandon()
             fail("span end", problem)
 
     def _exit(self, end: int, kind: type[BaseException] | None) -> None:
@@ -160,7 +159,7 @@ class Span:
             more = {"b": self._begin, "d": ns, "f": None if kind is None else kind.__name__}
             rec.append(lo.SPAN, {**self._payload(), **more})
         if self.name == "load" and kind is None and not self._background:
-            step = as_count("load step", self._attrs.get("step"), MAX_STEP)
+            step = as_count("load step", self.attrs.get("step"), MAX_STEP)
             if step is not None and not rec.step.open:
                 rec.step.last = step
 
@@ -232,11 +231,11 @@ class IteratorData(Data):
 
     def __next__(self) -> Any:
         start = _now()
-        _wait_begins(self._rec, start)
+        wait_begins(self._rec, start)
         try:
             return next(self._inner)
         finally:
-            _wait_ends(self._rec, start)
+            wait_ends(self._rec, start)
 
 
 def measured(recorder: Recorder, iterable: object) -> Any:
@@ -256,22 +255,22 @@ class DataIterator:
     def __init__(self, recorder: Recorder, inner: Iterable[Any]) -> None:
         self._rec = recorder
         start = _now()
-        _wait_begins(recorder, start)
+        wait_begins(recorder, start)
         try:
             self._inner = iter(inner)  # a loader starts its workers here
         finally:
-            _wait_ends(recorder, start)
+            wait_ends(recorder, start)
 
     def __iter__(self) -> DataIterator:
         return self
 
     def __next__(self) -> Any:
         start = _now()
-        _wait_begins(self._rec, start)
+        wait_begins(self._rec, start)
         try:
             return next(self._inner)
         finally:
-            _wait_ends(self._rec, start)
+            wait_ends(self._rec, start)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -281,7 +280,7 @@ class DataIterator:
         return (_same, (self._inner,))
 
 
-def _wait_begins(rec: Recorder, start: int) -> None:
+def wait_begins(rec: Recorder, start: int) -> None:
     try:
         if _ident() == rec.owner:
             rec.set_phase(_PHASE_DATA, start)
@@ -289,7 +288,7 @@ def _wait_begins(rec: Recorder, start: int) -> None:
         fail("data", error)
 
 
-def _wait_ends(rec: Recorder, start: int) -> None:
+def wait_ends(rec: Recorder, start: int) -> None:
     try:
         if _ident() != rec.owner:
             return

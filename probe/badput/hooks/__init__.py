@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from badput.recorder import Recorder
 
-__all__ = ["DEFAULT", "NAMES", "choose", "find", "install", "poll", "remove", "when_imported"]
+__all__ = [
+    "DEFAULT", "NAMES", "choose", "first_step", "flush", "install", "look", "nominate", "remove",
+    "when_imported",
+]  # fmt: skip
 
 _HERE: dict[str, tuple[str, tuple[str, ...]]] = {
     "exceptions": ("exceptions", ("sys",)),
@@ -81,21 +84,26 @@ def _read(what: str, given: object, before: frozenset[str]) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def install(recorder: Recorder, names: Iterable[str], auto_steps: bool = False) -> None:
-    """Attach the hooks ``names``. With ``auto_steps`` the optimizer makes the steps."""
+def install(
+    recorder: Recorder, process: dict[str, Any], names: Iterable[str], auto_steps: bool = False
+) -> None:
+    """Attach the hooks ``names``. With ``auto_steps`` the optimizer makes the steps.
+
+    ``process``: what is known of this process, as in the row of the table ``processes``.
+    """
     chosen = set(names) | ({"optimizer"} if auto_steps else set[str]())
     for name in NAMES:
         if name in chosen:
-            _install(name, recorder, auto_steps)
+            _install(name, process, auto_steps)
 
 
 @guarded("hooks.install")
-def _install(name: str, recorder: Recorder, auto_steps: bool) -> None:
+def _install(name: str, process: dict[str, Any], auto_steps: bool) -> None:
     folder, modules = _HERE[name]
     here = importlib.import_module(f"badput.hooks.{folder}")
     hook: Hook = here.HOOK
     _on[name] = hook
-    hook.begin(recorder)
+    hook.begin(process)
     if auto_steps and name == "optimizer":
         here.HOOK.auto = True
     for module in modules:
@@ -121,11 +129,6 @@ class _Attach:
         return hash((self.name, self.module))
 
 
-def find(name: str) -> Any:
-    """The hook ``name`` if it is on, else None."""
-    return _on.get(name)
-
-
 def remove() -> None:
     """Take all hooks back."""
     forget()
@@ -138,14 +141,32 @@ def _remove(name: str) -> None:
     _on.pop(name).detach()
 
 
+def flush(recorder: Recorder) -> None:
+    """Write what hooks hold back to write many rows at once."""
+    for hook in _on.values():
+        hook.flush(recorder)
+
+
+def nominate(optimizer: object) -> None:
+    """The program says which optimizer is the primary one."""
+    hook = _on.get("optimizer")
+    if hook is not None:
+        sys.modules["badput.hooks.optimizer"].HOOK.nominate(optimizer)
+
+
 @guarded("hooks.first step")
 def first_step(recorder: Recorder) -> None:
     """The program begins its first step by itself: what came meanwhile is attached."""
     poll()
-    optimizer = _on.get("optimizer")
-    if optimizer is not None:
+    if "optimizer" in _on:
         sys.modules["badput.hooks.optimizer"].HOOK.explicit(recorder)
-    for name in ("cuda", "frameworks"):
-        hook: Any = _on.get(name)
-        if hook is not None:
-            hook.look(recorder)
+    for hook in _on.values():
+        hook.look(recorder)
+
+
+@guarded("hooks.look")
+def look(recorder: Recorder) -> None:
+    """Has a module come meanwhile, or CUDA, or have callbacks been cleared?"""
+    poll()
+    for hook in _on.values():
+        hook.look(recorder)

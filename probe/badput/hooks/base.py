@@ -75,6 +75,11 @@ def around(rec: Recorder, name: str) -> Span | None:
     return next((span for span in reversed(rec.stack) if span.name == name), None)
 
 
+def _held(place: object, name: str) -> Any:
+    """What ``place`` itself holds under ``name``, without binding or inheritance."""
+    return vars(place).get(name)
+
+
 class Patch:
     """One function replaced by a wrapper in every place that holds it.
 
@@ -94,12 +99,14 @@ class Patch:
         """Replace ``name`` in all ``owners`` that hold the same function as the first of them."""
         if self._wrapper is not None:
             return
-        places = list(owners)
-        original = vars(places[0])[name]
+        places: list[Any] = list(owners)
+        original: Any = _held(places[0], name)
+        if original is None:  # another version of torch: nothing to measure
+            return
         wrapper = make(original)
         self._name, self._original, self._wrapper = name, original, wrapper
         for place in places:
-            if vars(place).get(name) is original:
+            if _held(place, name) is original:
                 setattr(place, name, wrapper)
                 self._places.append(place)
 
@@ -107,7 +114,7 @@ class Patch:
         """Put the original back wherever the wrapper still stands."""
         left: list[Any] = []
         for place in self._places:
-            if vars(place).get(self._name) is self._wrapper:
+            if _held(place, self._name) is self._wrapper:
                 setattr(place, self._name, self._original)
             else:
                 left.append(place)
@@ -125,5 +132,11 @@ class Hook:
     def detach(self) -> None:
         """Take everything back."""
 
-    def begin(self, recorder: Recorder) -> None:
-        """A new recorder begins: forget what was of the one before."""
+    def begin(self, process: dict[str, Any]) -> None:
+        """A new incarnation begins, ``process``: forget what was of the one before."""
+
+    def look(self, rec: Recorder) -> None:
+        """Now and then, at the first step first: has anything changed that matters?"""
+
+    def flush(self, rec: Recorder) -> None:
+        """Write what is held back."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import cast
 
 from badput import clock
 from badput import layout as lo
@@ -91,7 +92,7 @@ def heavy(value: object) -> bool:
         elif isinstance(item, torch.nn.Module):
             inner = item.parameters()  # type: ignore[attr-defined]
         if depth < 6:
-            waiting += [(one, depth + 1) for one in inner]
+            waiting.extend((one, depth + 1) for one in cast("Iterable[object]", inner))
     return False
 
 
@@ -247,7 +248,7 @@ class CheckpointHook(Hook):
     def __init__(self) -> None:
         self._save, self._load = Patch(), Patch()
 
-    def begin(self, recorder: Recorder) -> None:
+    def begin(self, process: dict[str, Any]) -> None:
         """Saves of another incarnation are not under way any more."""
         dcp.begin()
 
@@ -256,8 +257,9 @@ class CheckpointHook(Hook):
         global _torch  # noqa: PLW0603 - torch is one
         if module == "torch":
             _torch = found
-            self._save.apply([found, found.serialization], "save", _save)
-            self._load.apply([found, found.serialization], "load", _load)
+            places = [found, getattr(found, "serialization", found)]
+            self._save.apply(places, "save", _save)
+            self._load.apply(places, "load", _load)
         else:
             dcp.attach(found)
 

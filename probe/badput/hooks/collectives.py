@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from typing import cast
 
 from badput import clock
 from badput import layout as lo
 from badput.hooks.base import Hook, Patch, guarded, ident, live
 from badput.recorder import CATEGORY
+from badput.steps import MORE, OPEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,12 +66,12 @@ def _weigh(given: tuple[Any, ...]) -> tuple[int | None, bool]:
     sizes: list[int] = []
     away = False
     for value in given:
-        one: Any
-        total, tensors = 0, value if isinstance(value, (list, tuple)) else (value,)  # pyright: ignore[reportUnknownVariableType]
-        for one in tensors[:1024]:  # pyright: ignore[reportUnknownVariableType]
+        many = cast("list[Any]", value if isinstance(value, (list, tuple)) else [value])
+        total = 0
+        for one in many[:1024]:
             if hasattr(one, "element_size") and hasattr(one, "device"):
                 total += int(one.numel()) * int(one.element_size())
-                away = away or one.device.type != "cpu"
+                away = away or str(one.device.type) != "cpu"
         if total:
             sizes.append(total)
     return (min(sizes) if sizes else None), away
@@ -92,7 +94,7 @@ class CollectivesHook(Hook):
         self._count = 0
         self._works: dict[int, tuple[Any, Row]] = {}
 
-    def begin(self, recorder: Recorder) -> None:
+    def begin(self, process: dict[str, Any]) -> None:
         """A new recorder, and perhaps another process."""
         self._lock = threading.Lock()
         self.clear()
@@ -195,7 +197,7 @@ def _end(row: Row | None, work: Any) -> None:
 def _book(rec: Recorder, ns: int) -> None:
     """Add to the step's communication what blocked the training thread."""
     stack = rec.stack
-    if ident() != rec.owner or rec.step.open != 1:
+    if ident() != rec.owner or rec.step.open not in (OPEN, MORE):
         return
     if stack and stack[-1].inside:
         if stack[-1].name in _WAITS:

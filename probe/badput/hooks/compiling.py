@@ -47,7 +47,7 @@ class CompileHook(Hook):
         self._start = self._thread = self._count = 0
         self._handler: Any = None
 
-    def begin(self, recorder: Recorder) -> None:
+    def begin(self, process: dict[str, Any]) -> None:
         """Count anew."""
         self._count = 0
         self._span = None
@@ -70,7 +70,7 @@ class CompileHook(Hook):
                 handler.remove_end_callback(_ends)
         self._handler = None
 
-    def look(self, _rec: Recorder) -> None:
+    def look(self, rec: Recorder) -> None:
         """``torch._dynamo.reset`` clears callbacks: register them again."""
         module = sys.modules.get("torch._dynamo.callback")
         if module is not None and self._handler is not None:

@@ -7,13 +7,11 @@ of them the device has passed. Where CUDA is not initialised nothing of this hap
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 
 from badput import clock
 from badput import layout as lo
 from badput.hooks.base import Hook, guarded, live
-from badput.steps import Log, Step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from badput.recorder import Recorder
+    from badput.steps import Log, Step
 
 _MAX_WAITING = 256
 """Steps whose events the device has not passed; beyond that their time stays unknown."""
@@ -31,24 +30,27 @@ _ROWS, _AGE_NS = 100, 5_000_000_000
 _now = clock.mono
 
 
-class TimedStep(Step):
-    """A step between two CUDA events."""
+def timed(plain: type[Step]) -> type[Step]:
+    """The class of a step object with a CUDA event at either end: same slots, same behaviour."""
 
-    __slots__ = ()
+    class Timed(plain):
+        __slots__ = ()
 
-    def __enter__(self) -> Log:
-        view = Step.__enter__(self)
-        _step_begins()
-        return view
+        def __enter__(self) -> Log:
+            view = plain.__enter__(self)
+            _step_begins()
+            return view
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _step_ends(kind is None, self.number)
-        Step.__exit__(self, kind, error, trace)
+        def __exit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
+        ) -> None:
+            _step_ends(kind is None, self.number)
+            plain.__exit__(self, kind, error, trace)
+
+    return Timed
 
 
 class DeviceHook(Hook):
@@ -67,8 +69,9 @@ class DeviceHook(Hook):
         self._times: list[int] = []
         self._since = 0
         self._told = False
+        self._plain: type[Step] | None = None
 
-    def begin(self, recorder: Recorder) -> None:
+    def begin(self, process: dict[str, Any]) -> None:
         """A new recorder, and perhaps another process."""
         self.clear()
 
@@ -84,19 +87,19 @@ class DeviceHook(Hook):
         rec = live()
         if rec is not None:
             self._ask(len(self._waiting))
-            self._write(rec)
-            if type(rec.step) is TimedStep:
-                rec.step.__class__ = Step
+            self.flush(rec)
+            if self._plain is not None:
+                _use(rec, self._plain)
         self.clear()
 
     def look(self, rec: Recorder) -> None:
         """Has the program initialised CUDA by now? Nothing here does."""
         torch = self._torch
-        if self._told or torch is None or not torch.cuda.is_initialized():
+        if self._told or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
             return
         self._told = True
-        if type(rec.step) is Step:
-            rec.step.__class__ = TimedStep
+        self._plain = type(rec.step)
+        _use(rec, timed(self._plain))
         _tell_device(rec, torch)
 
     # -- steps ------------------------------------------------------------------------------
@@ -127,7 +130,7 @@ class DeviceHook(Hook):
                 self._pool.append(pair)
         self._ask(_AT_ONCE)
         if self._steps and (len(self._steps) >= _ROWS or _now() - self._since > _AGE_NS):
-            self._write(rec)
+            self.flush(rec)
 
     def _ask(self, most: int) -> None:
         for _ in range(min(most, len(self._waiting))):
@@ -141,11 +144,18 @@ class DeviceHook(Hook):
             self._steps.append(number)
             self._times.append(max(0, round(start.elapsed_time(end) * 1e6)))
 
-    def _write(self, rec: Recorder) -> None:
+    def flush(self, rec: Recorder) -> None:
+        """Write the times that are known."""
         while self._steps:
             steps, times = self._steps[: lo.MAX_ROWS], self._times[: lo.MAX_ROWS]
             del self._steps[: lo.MAX_ROWS], self._times[: lo.MAX_ROWS]
             rec.append(lo.DEVICE, {"s": steps, "d": times})
+
+
+def _use(rec: Recorder, kind: type[Step]) -> None:
+    """Make the step object one of this class."""
+    step: Any = rec.step
+    step.__class__ = kind
 
 
 def _event(cuda: Any) -> Any:
@@ -186,5 +196,3 @@ def _tell_device(rec: Recorder, torch: Any) -> None:
         "hip": getattr(torch.version, "hip", None),
     }
     rec.event("device", {k: v for k, v in attrs.items() if v is not None})
-
-

@@ -9,6 +9,8 @@ from badput.hooks.base import Hook, guarded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from badput.recorder import Recorder
 
 _NAMES = (
@@ -45,7 +47,7 @@ class FrameworksHook(Hook):
         self._known: dict[str, str] = {}
         self._done = False
 
-    def begin(self, recorder: Recorder) -> None:
+    def begin(self, process: dict[str, Any]) -> None:
         """What is there at ``init`` is in the row of the process."""
         self._known = versions() or {}
         self._done = False

@@ -7,6 +7,7 @@ import gc
 from badput import clock
 from badput.hooks.base import Hook, guarded, mine
 from badput.recorder import CATEGORY
+from badput.steps import MORE, OPEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 _LONG_NS = 1_000_000
 """Shorter collections are not worth telling apart from the step."""
 _OVERHEAD = CATEGORY["overhead"]
-_OPEN = 1
 _now = clock.mono
 _since = 0
 
@@ -32,7 +32,7 @@ def _collected(phase: str, _info: dict[str, int]) -> None:
 def _long_pause(ns: int) -> None:
     rec = mine()
     # It comes between any two instructions, ours too: while a step is being written, hands off.
-    if rec is None or rec.step.open != _OPEN:
+    if rec is None or rec.step.open not in (OPEN, MORE):
         return
     rec.step.add(_OVERHEAD, ns)
     if rec.stack and rec.stack[-1].inside:

@@ -16,6 +16,7 @@ from badput import clock
 from badput import layout as lo
 from badput.guard import say
 from badput.hooks.base import Hook, Patch, guarded, ident, live, mine
+from badput.steps import CLOSED, MORE, OPEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from badput.recorder import Recorder
+    from badput.steps import Step
 
 _SAY_AFTER = 100
 """Steps after which the ratio of several optimizers' steps is recorded."""
 _PATIENCE = 16
 """Steps in a row by which a smaller optimizer takes over from a primary that steps no more."""
 _LOOK_EVERY = 32
+_SLOT = lo.STEP_SLOT_AT // 8
 _MAX_EVENTS = 100
 """Failed attempts that get an event of their own."""
 
@@ -64,9 +67,9 @@ class OptimizerHook(Hook):
         self.auto = False
         self._handles: list[Any] = []
         self._scaler = Patch()
-        self.begin(None)
+        self.begin({})
 
-    def begin(self, recorder: Recorder | None) -> None:
+    def begin(self, process: dict[str, Any]) -> None:
         """Forget the optimizers of another incarnation."""
         self.auto = False
         self._seen: dict[int, Seen] = {}
@@ -101,23 +104,24 @@ class OptimizerHook(Hook):
         while self._handles:
             self._handles.pop().remove()
         self._scaler.undo()
-        self.begin(None)
+        self.begin({})
 
     # -- auto mode --------------------------------------------------------------------------
     def explicit(self, rec: Recorder) -> None:
         """The program makes its steps itself: give up the one that auto mode had opened."""
         was, self.auto = self.auto, False
         if was and rec.step.open:
-            rec.step.open = 0
-            rec.unwind()
+            now = clock.mono()
+            rec.step.open = CLOSED
+            rec.unwind(now)
             rec.step.reset()
-            rec.set_phase(lo.PHASE_LOOP, clock.mono())
+            rec.set_phase(lo.PHASE_LOOP, now)
 
     def open(self, rec: Recorder) -> None:
         """In auto mode: the first step begins, if none has."""
         if self.auto and not rec.step.open:
             first = rec.fresh
-            rec.first_step().__enter__()
+            _begin(rec.first_step())
             if first:
                 rec.event("steps", {"made_by": "optimizer", "counted_from": rec.step.number})
 
@@ -131,7 +135,7 @@ class OptimizerHook(Hook):
                 step.__exit__(None, None, None)
             self.open(rec)
             return
-        if step.open != 1 or applied is None:
+        if step.open not in (OPEN, MORE) or applied is None:
             return
         said = self._said
         ours = said is not None and said[0] == step.number
@@ -154,7 +158,7 @@ class OptimizerHook(Hook):
             rec.owner = ident()  # auto mode: who steps first is the training thread
         self._calls += 1
         if self._calls % _LOOK_EVERY == 1:
-            _look_around(rec)
+            sys.modules["badput.hooks"].look(rec)
         key = id(optimizer)
         if key in self._under:
             self._attempt_failed(rec, optimizer)
@@ -272,17 +276,17 @@ class OptimizerHook(Hook):
             rec.event("failed_attempt", {"optimizer": type(optimizer).__name__})
 
 
+def _begin(step: Step) -> None:
+    """Begin a step as ``badput.step`` does, which is no way for anybody else to begin one."""
+    step.open = step.normal
+    if step.tokens is not None:
+        step.take_tokens(None)
+    step.number = step.last + 1
+    step.state[_SLOT] = step.number
+    step.start = step.state[_SLOT + 1] = clock.mono()
+
+
 HOOK = OptimizerHook()
-
-
-def _look_around(rec: Recorder) -> None:
-    """Now and then: has a module come meanwhile, or CUDA, or have callbacks been cleared."""
-    hooks = sys.modules["badput.hooks"]
-    hooks.poll()
-    for name in ("compile", "cuda"):
-        hook = hooks.find(name)
-        if hook is not None:
-            hook.look(rec)
 
 
 @guarded("optimizer.before")

@@ -38,7 +38,10 @@ def _end(span: Span | None, error: BaseException | None) -> None:
 
 def _tell_world(rec: Recorder) -> None:
     """Rank and world size, where they are not what was said of the process at ``init``."""
-    now = {"rank": int(_dist.get_rank()), "world_size": int(_dist.get_world_size())}
+    now: dict[str, int | None] = {
+        "rank": int(_dist.get_rank()),
+        "world_size": int(_dist.get_world_size()),
+    }
     said = HOOK.said
     if any(said.get(name) != value for name, value in now.items()):
         HOOK.said = now
@@ -67,10 +70,9 @@ class ProcessGroupHook(Hook):
         self._patch = Patch()
         self.said: dict[str, int | None] = {}
 
-    def begin(self, recorder: Recorder) -> None:
+    def begin(self, process: dict[str, Any]) -> None:
         """What ``init`` found out is what events are compared with."""
-        who = recorder.who
-        self.said = {"rank": who.get("rank"), "world_size": who.get("world_size")}
+        self.said = {"rank": process.get("rank"), "world_size": process.get("world_size")}
 
     def attach(self, module: str, found: Any) -> None:
         """Wrap it in both modules that hold it, so that it can still be pickled by name."""
