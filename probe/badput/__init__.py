@@ -11,7 +11,7 @@ import os
 from sys import getrefcount
 
 __version__ = "0.1.0"
-__all__ = ["close", "data", "event", "init", "primary", "span", "step"]
+__all__ = ["close", "data", "event", "init", "primary", "span", "step", "trace"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -205,6 +205,23 @@ def primary(optimizer: object) -> None:
         hooks.nominate(optimizer)
     except Exception as error:  # noqa: BLE001 - guard
         _fail("primary", error)
+
+
+def trace(steps: int = 1, *, every: int = 1, start: int | None = None) -> None:
+    """Keep the single in-step spans of ``steps`` steps, from the next one (or ``start``) on.
+
+    ``every=K`` keeps every K-th. Of a step at most 2,000 spans are kept, each with its depth and
+    the ``microbatch=`` it was given. ``trace(0)`` ends it. BADPUT_TRACE does the same.
+    """
+    recorder = _recorder
+    if recorder is None:
+        return
+    try:
+        from badput import tracing
+
+        tracing.window(recorder, steps, every, start)
+    except Exception as error:  # noqa: BLE001 - guard
+        _fail("trace", error)
 
 
 def close(timeout: float = 2.0) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from sys import getrefcount
 
 from badput import clock
 from badput import layout as lo
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from badput.spans import Span
     from badput.spool import Spool
     from badput.steps import Step
+    from badput.tracing import Tracer
 
 CATEGORY = {name: index for index, name in enumerate(STEP_CATEGORIES)}
 _LOCK_WAIT_S = 0.05
+_STACK_ALONE = 2
+"""References to a span that only the stack holds, as getrefcount counts: with its own argument."""
 _RESERVED = frozenset({"end", "dropped", "hang_end"})
 _now = clock.mono
 
@@ -39,7 +43,7 @@ class Recorder:
 
     __slots__ = (
         "acc_used", "fresh", "lock", "names", "owner", "pending", "spool",
-        "stack", "step",
+        "stack", "step", "trace",
     )  # fmt: skip
 
     def __init__(self, spool: Spool) -> None:
@@ -49,6 +53,7 @@ class Recorder:
         self.names: dict[str, int] = {}
         self.owner = threading.get_ident()
         self.stack: list[Span] = []
+        self.trace: Tracer | None = None
         self.acc_used = False
         self.fresh = True
         self.step = make_step(self)
@@ -72,6 +77,8 @@ class Recorder:
 
     def back_to(self, since: int) -> None:
         """Set the phase that a span's end leaves behind."""
+        if self.stack:
+            self.prune()
         if self.stack:
             phase = self.stack[-1].phase
         elif self.step.open:
@@ -99,9 +106,32 @@ class Recorder:
         return number
 
     def unwind(self, end: int) -> None:
-        """Forget spans that were entered inside the step and not left."""
+        """Take off the spans that were entered inside the step; those still open end with it.
+
+        ``end``: the step's end (monotonic ns), or 0 if nothing is to be booked.
+        """
+        if not self.stack:
+            return
+        self.prune()
         while self.stack and self.stack[-1].inside:
-            self.stack.pop()
+            span = self.stack.pop()
+            if end:
+                if self.stack:
+                    self.stack[-1].child += end - span.base
+                span.book(span.start, end)
+
+    def prune(self) -> None:
+        """Take off spans that no ``with`` block holds any more.
+
+        An exception of a signal handler can come right at the end of a block, before its span
+        could do anything. Only the missing reference of the block tells such a span.
+        """
+        if self.spool.always:
+            return
+        stack = self.stack
+        for at in range(len(stack) - 1, -1, -1):
+            if getrefcount(stack[at]) <= _STACK_ALONE:
+                del stack[at]
 
     # -- appending --------------------------------------------------------------------------
     def append(self, kind: int, payload: dict[str, Any]) -> int | None:
@@ -141,6 +171,13 @@ class Recorder:
             finally:
                 spool.other = spool.always
                 self.lock.release()
+
+    def step_ended(self) -> None:
+        """Append what had to wait for the end of a step that took the slow way."""
+        if self.trace is not None:
+            self.trace.flush()
+        if self.pending:
+            self.flush_pending()
 
     # -- events and the end -----------------------------------------------------------------
     def event(self, kind: str, attrs: dict[str, Any]) -> None:

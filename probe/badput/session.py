@@ -51,6 +51,10 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
         return None
     _born = True
     recorder = Recorder(spool)
+    if traced := os.environ.get("BADPUT_TRACE"):
+        from badput import tracing
+
+        tracing.from_environment(recorder, traced)
     _say_when_leaving(recorder)
     _keep_stacks(recorder, _root, who["watch"])
     _attach_hooks(recorder, who["process"], given)

@@ -35,18 +35,22 @@ _ident = threading.get_ident
 
 
 class Span:
-    """A named interval: a context manager, and ``set`` for attributes known only later."""
+    """A named interval: a context manager, and ``set`` for attributes known only later.
+
+    Entered again while it is open, it counts once, from the first entry to the last exit.
+    """
 
     __slots__ = (
-        "_background", "_begin", "_own", "_quick", "_rec", "_start", "attrs", "child", "inside",
-        "name", "phase",
+        "_again", "_background", "_begin", "_own", "_quick", "_rec", "attrs", "base", "child",
+        "inside", "name", "phase", "start",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, name: str, attrs: dict[str, Any]) -> None:
         self._rec = recorder
         self.name = name
         self.attrs = attrs
-        self.child = self.phase = 0
+        self.child = self.phase = self.start = self.base = self._again = 0
+        """``start``: 0 when it is not open. ``base``: up to here the span below knows of it."""
         self._quick = -1
         self.inside = False
 
@@ -63,6 +67,9 @@ class Span:
 
     def __enter__(self) -> Span:
         try:
+            if self.start:
+                self._again += 1
+                return self
             rec = self._rec
             step = rec.step
             quick = _QUICK.get(self.name, -1)
@@ -77,20 +84,26 @@ class Span:
             step.slow()
             step.slot = at = step.slot ^ _TURN
             state = rec.spool.state
-            self._start = now = _now()
+            self.start = self.base = now = _now()
             state[at + 1] = step.number << 16 | phase
             state[at] = now
         except BaseException as error:  # noqa: BLE001 - guard
-            self.abandon()
-            fail("span begin", error)
+            self._cut("span begin", error)
         return self
 
     def abandon(self) -> None:
         """Take a span off the stack whose begin or end was cut off: it gets no row."""
-        self._start = 0
+        self.start = 0
         stack = self._rec.stack
         while self in stack:
             stack.remove(self)
+
+    def _cut(self, what: str, problem: BaseException) -> None:
+        try:
+            self.abandon()
+            fail(what, problem)
+        finally:
+            del problem  # or it, its traceback and this frame keep the span alive
 
     def _enter(self) -> None:
         rec = self._rec
@@ -101,17 +114,19 @@ class Span:
         self.inside = bool(rec.step.open) or self._background
         self._own = self._background or not self.inside or self.name in _OWN_ROW
         self.phase = 0 if self._background else rec.phase_of(self.name)
-        self._start = _now()
+        self.start = self.base = _now()
         if self._own:
-            self._begin = rec.append(lo.SPAN_BEGIN, self._payload())
+            self._begin = rec.append(lo.SPAN_BEGIN, self._payload(self.start))
         if not self._background:
             rec.stack.append(self)
-            rec.set_phase(self.phase, self._start)
+            if rec.step.open:
+                rec.step.slow()
+            rec.set_phase(self.phase, self.start)
 
-    def _payload(self) -> dict[str, Any]:
+    def _payload(self, start: int) -> dict[str, Any]:
         rec = self._rec
         attrs = {**self.attrs, "background": True} if self._background else self.attrs
-        head = {"n": self.name, "t": self._start, "s": rec.step.last}
+        head = {"n": self.name, "t": start, "s": rec.step.last}
         return {**head, "i": self.inside, "a": attrs}
 
     def __exit__(
@@ -122,60 +137,83 @@ class Span:
     ) -> None:
         try:
             end = _now()
+            if self._again:
+                self._again -= 1
+                return
             rec = self._rec
             stack = rec.stack
             step = rec.step
+            start = self.start
             if self._quick < 0 or not step.open or not stack or stack[-1] is not self:
-                self._exit(end, kind)
+                if start:  # else abandoned
+                    self.start = 0
+                    self._exit(start, end, kind)
                 return
+            self.start = 0
             stack.pop()
-            ns = end - self._start
-            step.add(self._quick, ns - self.child)
+            step.add(self._quick, end - start - self.child)
             phase = lo.PHASE_STEP
             if stack:
                 parent = stack[-1]
-                parent.child += ns
+                parent.child += end - self.base
                 if parent.inside:
                     phase = parent.phase
             step.slot = at = step.slot ^ _TURN
             state = rec.spool.state
             state[at + 1] = step.number << 16 | phase
             state[at] = end
+            if rec.trace is not None:
+                rec.trace.add(self.name, self.attrs, start, end)
         except BaseException as problem:  # noqa: BLE001 - guard
-            self.abandon()
-            fail("span end", problem)
+            self._cut("span end", problem)
 
-    def _exit(self, end: int, kind: type[BaseException] | None) -> None:
+    def _exit(self, start: int, end: int, kind: type[BaseException] | None) -> None:
         rec = self._rec
-        if not self._start:  # abandoned
-            return
-        ns = end - self._start
         if self._quick >= 0:
-            self._leave(end, ns)
+            self._leave(start, end)
             return
         if not self._background:
-            self._leave(end, ns)
+            self._leave(start, end)
         if self._own:
-            more = {"b": self._begin, "d": ns, "f": None if kind is None else kind.__name__}
-            rec.append(lo.SPAN, {**self._payload(), **more})
+            more = {
+                "b": self._begin,
+                "d": end - start,
+                "f": None if kind is None else kind.__name__,
+            }
+            rec.append(lo.SPAN, {**self._payload(start), **more})
         if self.name == "load" and kind is None and not self._background:
             step = as_count("load step", self.attrs.get("step"), MAX_STEP)
             if step is not None and not rec.step.open:
                 rec.step.last = step
 
-    def _leave(self, end: int, ns: int) -> None:
-        """Take the span off the stack and book its own time."""
-        rec = self._rec
-        stack = rec.stack
+    def _leave(self, start: int, end: int) -> None:
+        """Take the span off the stack and book its own time.
+
+        A span above it is of another task, still open: what it took so far is not this one's,
+        and from here on it is time within the span below.
+        """
+        rec, stack = self._rec, self._rec.stack
+        rec.prune()
         if self not in stack:  # the step around it ended first
             return
-        while stack.pop() is not self:
-            continue
-        if self.inside and rec.step.open:
-            rec.step.add(CATEGORY.get(self.name, _OTHER), max(0, ns - self.child))
-        if stack:
-            stack[-1].child += ns
+        at = stack.index(self)
+        if at + 1 < len(stack):
+            above = stack[at + 1]
+            self.child += end - above.base
+            above.base = end
+        del stack[at]
+        if at:
+            stack[at - 1].child += end - self.base
+        self.book(start, end)
         rec.back_to(end)
+
+    def book(self, start: int, end: int) -> None:
+        """Add the span's own time to the step that it is in."""
+        rec = self._rec
+        if self.inside and rec.step.open:
+            rec.step.add(CATEGORY.get(self.name, _OTHER), end - start - self.child)
+            if rec.trace is not None:
+                rec.trace.add(self.name, self.attrs, start, end)
 
 
 class Data:
@@ -297,6 +335,8 @@ def wait_ends(rec: Recorder, start: int) -> None:
             rec.step.add(_DATA, end - start)
             if rec.stack:
                 rec.stack[-1].child += end - start
+            if rec.trace is not None:
+                rec.trace.add("data", {}, start, end)
         elif not rec.stack:  # inside an out-of-step span the wait is that span's time
             rec.step.wait(end - start)
         rec.back_to(end)

@@ -198,8 +198,7 @@ class Step:
         self.open = CLOSED
         if not written:
             self._dropped(end)
-        if self._pending:
-            self._rec.flush_pending()
+        self._rec.step_ended()
 
     def _write_beside(self, end: int) -> bool:
         spool, lock = self._spool, self._rec.lock
@@ -296,6 +295,7 @@ class Step:
         if issubclass(kind, Exception):
             rec.failure(f"{kind.__name__} in step {self.number}", kind, trace)
         rec.set_phase(lo.PHASE_LOOP, end)
+        rec.step_ended()
 
     # -- what the user gives ----------------------------------------------------------------
     def take_tokens(self, tokens: object) -> None:
