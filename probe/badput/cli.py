@@ -27,11 +27,16 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
     "import": ("ledger", "make a run folder from the logs that a run left"),
     "collect": (None, "turn spools that were left behind into Parquet parts"),
     "compact": (None, "turn the many small parts of a run into few bigger ones"),
+    "status": (None, "how runs stand right now: step, phase, hangs, goodput, who is behind"),
     "train": ("trainer", "run the reference trainer, with faults if you like"),
 }
 """Every command: the extra it needs (None: the base install) and one line of help."""
 
-LIGHT = {"collect": "badput.collect", "compact": "badput.compact"}
+LIGHT = {
+    "collect": "badput.collect",
+    "compact": "badput.compact",
+    "status": "badput.status",
+}
 """Where the commands of the base install lie; each module has a ``main``."""
 
 

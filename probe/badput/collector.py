@@ -200,18 +200,23 @@ class Collector:
         """One look at everything."""
         self.adopt()
         now = time.monotonic()
+        gone: list[str] = []
         for name, tended in list(self.tended.items()):
             try:
-                gone = tended.round(now)
+                if tended.round(now):
+                    gone.append(name)
             except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
                 log(f"{name}: given up: {type(error).__name__}: {error}")
                 self._refused.add(name)
-                gone = True
-            if gone:
-                self._note_end(tended)
-                tended.close()
-                del self.tended[name]
-        self._duties.tick(self.tended, now)
+                self._let_go(name)
+        self._duties.tick(self.tended, now)  # sees those too that came and went within this tick
+        for name in gone:
+            self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        tended = self.tended.pop(name)
+        self._note_end(tended)
+        tended.close()
 
     def close(self) -> None:
         """Let the duties write what they have left."""

@@ -7,6 +7,7 @@ in the collector's log.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -38,7 +39,15 @@ def duties(root: Path, log: Callable[[str], None]) -> list[Duty]:
     """The duties of a collector for the spool root ``root``. ``log``: one line in its log."""
     from badput.hang import HangWatch
 
-    return [HangWatch(root, log)]
+    found: list[Duty] = [HangWatch(root, log)]
+    if os.environ.get("BADPUT_ON_EVENT"):
+        from badput.on_event import OnEvents
+
+        try:
+            found.append(OnEvents(log))
+        except ValueError as error:
+            log(f"BADPUT_ON_EVENT is ignored: {error}")
+    return found
 
 
 class Guarded:

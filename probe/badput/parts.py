@@ -143,6 +143,15 @@ def read_rows(run: str | os.PathLike[str], table: str) -> list[dict[str, Any]]:
             continue
 
 
+def part_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of one part as dicts. Raises OSError, or ArrowException where it is damaged."""
+    import pyarrow.parquet as pq
+
+    with open(path, "rb") as handle:
+        names = None if columns is None else list(columns)
+        return pq.read_table(handle, columns=names).to_pylist()
+
+
 def is_run(path: str | os.PathLike[str]) -> bool:
     """True if ``path`` is a run folder: it has at least one table of facts."""
     facts = Path(path) / FACTS

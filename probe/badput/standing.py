@@ -1,0 +1,247 @@
+"""How a run stands: spools and parts put together for the person on call.
+
+Plain values throughout: what `badput status --json` prints. Times are seconds unless named.
+"""
+
+from __future__ import annotations
+
+import socket
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from badput import clock
+from badput.limits import FACTOR, HANG_S, Place, behind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from badput.live import Live
+    from badput.seen import Seen
+
+ORDER = ("hung", "dead", "silent", "running", "done")
+"""States of a rank, the worst first."""
+TELLING = ("hang", "hang_end", "failure", "end", "exit", "complete", "rewind", "gpu_lost")
+"""Events that are shown."""
+_FAST = 1.02
+"""The slowest rank is named if its median is this much above that of all."""
+
+
+def standing(run: str, seen: Seen, lives: Sequence[Live], events: int) -> dict[str, Any]:
+    """Everything but the goodput."""
+    now = clock.wall()
+    mine = {x.process_id: x for x in lives}
+    ranks = _ranks(seen, mine, now)
+    counts = {state: sum(r["state"] == state for r in ranks) for state in ORDER}
+    world = max((r.pop("world_size") or 0 for r in ranks), default=0)
+    steps = [r["step"] for r in ranks if r["step"] is not None]
+    times = [(r["median_s"], r["rank"]) for r in ranks if r["median_s"] is not None]
+    usual = median(t for t, _ in times) if times else None
+    slowest = max(times) if len(times) > 1 else None
+    current = [r for r in ranks if r["state"] in ("running", "hung", "silent")]
+    late = behind([Place(r["rank"], r["step"] or 0, r["phase"] or "") for r in current])
+    if any(r["state"] == "running" for r in current) and not _apart(current):
+        late = []  # moving ranks are a step apart all the time
+    return {
+        "path": run,
+        "time_ns": now,
+        "state": _state(counts, seen),
+        "source": "spools" if mine else "parts",
+        "newest_part_age_s": _age(now, seen.newest_ns or None),
+        "world_size": max(world, len(ranks)) or None,
+        "ranks": counts,
+        "ranks_unknown": max(0, world - len(ranks)),
+        "step": max(steps, default=None),
+        "step_least": min(steps, default=None),
+        "last_step_age_s": min((r["last_step_age_s"] for r in ranks
+                                if r["last_step_age_s"] is not None), default=None),
+        "step_time_s": {"now": _middle(r["now_s"] for r in ranks), "usual": usual},
+        "behind": late,
+        "slowest": None if slowest is None or usual is None or slowest[0] < _FAST * usual
+        else {"rank": slowest[1], "median_s": slowest[0]},
+        "restarts": _restarts(seen, mine),
+        "checkpoint": _checkpoint(seen, ranks, now, max(steps, default=0)),
+        "events": _events(seen, events),
+        "worst": sorted(ranks, key=_badness),
+        "unreadable_parts": seen.unreadable,
+    }  # fmt: skip
+
+
+def _middle(values: Any) -> float | None:
+    known = [v for v in values if v is not None]
+    return median(known) if known else None
+
+
+def _age(now: int, then: int | None) -> float | None:
+    return None if then is None else max(0, now - then) / 1e9
+
+
+def _badness(rank: dict[str, Any]) -> tuple[Any, ...]:
+    return (ORDER.index(rank["state"]), rank["step"] or 0, -(rank["median_s"] or 0), rank["rank"])
+
+
+def _apart(ranks: list[dict[str, Any]]) -> bool:
+    """Are some ranks more than a step behind, or is one standing still?"""
+    steps = [r["step"] or 0 for r in ranks]
+    return max(steps) - min(steps) > 1 or any(r["state"] != "running" for r in ranks)
+
+
+def _state(counts: dict[str, int], seen: Seen) -> str:
+    if counts["hung"]:
+        return "hung"
+    if counts["dead"] and not seen.of_kind("complete"):
+        return "dead" if not counts["running"] else "partly dead"
+    if counts["silent"]:
+        return "silent"
+    if counts["running"]:
+        return "running"
+    return "done" if counts["done"] or seen.of_kind("complete") else "unknown"
+
+
+# -- ranks ----------------------------------------------------------------------------------
+def _ranks(seen: Seen, mine: dict[int, Live], now: int) -> list[dict[str, Any]]:
+    """The newest process of each rank, without those of earlier sessions."""
+    ends = {e["process_id"]: e for e in seen.of_kind("end")}
+    newest: dict[int, dict[str, Any]] = {}
+    for row in _processes(seen, mine):
+        have = newest.get(row["rank"])
+        if have is None or row["init_ns"] > have["init_ns"]:
+            newest[row["rank"]] = row
+    begin = max((r["start_ns"] for r in newest.values()), default=0)
+    return [
+        _rank(seen, row, mine.get(row["process_id"]), ends.get(row["process_id"]), now)
+        for row in newest.values()
+        if (end := ends.get(row["process_id"])) is None or end["time_ns"] >= begin
+    ]
+
+
+def _processes(seen: Seen, mine: dict[int, Live]) -> list[dict[str, Any]]:
+    rows = {k: dict(v) for k, v in seen.processes.items()}
+    for key, x in mine.items():
+        rows[key] = {
+            "process_id": key, "rank": x.rank, "role": x.role, "world_size": x.world_size,
+            "host": x.host, "pid": x.pid, "start_ns": x.start_ns, "init_ns": x.init_ns,
+        }  # fmt: skip
+    return [r for r in rows.values() if r["role"] != "launcher" and r["rank"] is not None]
+
+
+def _restarts(seen: Seen, mine: dict[int, Live]) -> int:
+    """How often a rank was started again, by the rank that was most often."""
+    counts: dict[int, int] = {}
+    for row in _processes(seen, mine):
+        counts[row["rank"]] = counts.get(row["rank"], 0) + 1
+    return max(counts.values(), default=1) - 1
+
+
+def _rank(
+    seen: Seen, row: dict[str, Any], here: Live | None, end: dict[str, Any] | None, now: int
+) -> dict[str, Any]:
+    steps = seen.steps.get(row["process_id"])
+    last_end = steps.end_ns if steps else None
+    step, phase, since = steps.step if steps else None, None, None
+    if here is not None:
+        step, phase, since = here.step, here.phase, here.since_ns
+        last_end = max(last_end or 0, here.last_step[2] if here.last_step else 0) or None
+        if phase == "step" and last_end is not None and since is not None:
+            last_end = max(last_end, since)  # the step before ended when this one began, at most
+    found: dict[str, Any] = {
+        "rank": row["rank"], "host": row["host"], "pid": row["pid"],
+        "process_id": str(row["process_id"]), "world_size": row["world_size"],
+        "step": step, "phase": phase, "phase_age_s": _age(now, since),
+        "last_step_age_s": _age(now, last_end), "why": None,
+        "median_s": steps.usual() if steps else None, "now_s": steps.now() if steps else None,
+    }  # fmt: skip
+    if end is not None:
+        attrs = seen.attrs(end)
+        found |= _ended(attrs, end, row)
+    elif here is not None:
+        found["state"] = "hung" if here.hung else "running"
+        found["why"] = here.hung_why or None
+        if not here.alive:
+            found["state"] = "done" if here.closed else "dead"
+            found["why"] = None if here.closed else "its collector has not told yet how it ended"
+    else:
+        found |= _far(seen, row, steps.end_ns if steps else row["init_ns"], now, found)
+    return found
+
+
+def _ended(attrs: dict[str, Any], end: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    reason = str(attrs.get("reason"))
+    done = reason == "completed"
+    why = None
+    if not done:
+        how = f"signal {attrs['signal']}" if attrs.get("signal") else reason
+        if attrs.get("exit_code"):
+            how += f", exit code {attrs['exit_code']}"
+        why = f"ended ({how}) in phase {attrs.get('phase')}"
+    del row, end
+    return {"state": "done" if done else "dead", "why": why, "phase": attrs.get("phase"),
+            "step": attrs.get("step")}  # fmt: skip
+
+
+def _far(
+    seen: Seen, row: dict[str, Any], sign: int, now: int, found: dict[str, Any]
+) -> dict[str, Any]:
+    """A process without a spool on this node and without an end."""
+    own = [e for e in seen.of_kind("hang", "hang_end") if e["process_id"] == row["process_id"]]
+    if own and own[-1]["kind"] == "hang" and own[-1]["time_ns"] > sign:
+        attrs = seen.attrs(own[-1])
+        return {"state": "hung", "why": attrs.get("what"), "phase": attrs.get("phase")}
+    limit = max(HANG_S, FACTOR * (found["median_s"] or 0))
+    quiet = (now - max(sign, own[-1]["time_ns"] if own else 0)) / 1e9
+    if row["host"] == socket.gethostname():
+        limit = 60.0  # its spool should be here
+    if quiet > limit:
+        return {"state": "silent", "why": f"nothing from it for {quiet:.0f} s, and no end"}
+    return {"state": "running"}
+
+
+# -- checkpoints and events -----------------------------------------------------------------
+def _checkpoint(
+    seen: Seen, ranks: list[dict[str, Any]], now: int, step: int
+) -> dict[str, Any] | None:
+    """The newest step that every rank which saves has made durable, and what came after it."""
+    savers: dict[int, set[int]] = {}
+    durable: dict[int, int] = {}
+    for row in seen.checkpoints.values():
+        if row["op"] != "save" or row["step"] is None:
+            continue
+        rank = row["rank"] or 0
+        savers.setdefault(row["step"], set())
+        if row["durable_ns"] is not None:
+            savers[row["step"]].add(rank)
+            durable[row["step"]] = max(durable.get(row["step"], 0), row["durable_ns"])
+    everyone = {r["rank"] or 0 for r in seen.checkpoints.values() if r["op"] == "save"}
+    alive = {r["rank"] for r in ranks}
+    good = [s for s, have in savers.items() if have and have >= (everyone & alive)]
+    if not good:
+        if not step:
+            return None
+        return {"step": None, "age_s": None, "at_risk_steps": step, "at_risk_s": None}
+    last = max(good)
+    until = now
+    if all(r["state"] != "running" for r in ranks):  # what was done until the last step ended
+        until -= int(min((r["last_step_age_s"] or 0 for r in ranks), default=0) * 1e9)
+    return {
+        "step": last,
+        "age_s": _age(now, durable[last]),
+        "at_risk_steps": max(0, step - last),
+        "at_risk_s": _age(until, durable[last]),
+    }
+
+
+def _events(seen: Seen, count: int) -> list[dict[str, Any]]:
+    return [
+        {"time_ns": e["time_ns"], "kind": e["kind"], "rank": e["rank"], "step": e["step"],
+         "what": _what(e["kind"], seen.attrs(e))}
+        for e in seen.of_kind(*TELLING)[-count:]
+    ]  # fmt: skip
+
+
+def _what(kind: str, attrs: dict[str, Any]) -> str:
+    if kind == "end":
+        return f"{attrs.get('reason')} in phase {attrs.get('phase')}"
+    if kind == "hang_end":
+        return f"moved on after {(attrs.get('duration_ns') or 0) / 1e9:.0f} s"
+    if kind == "exit":
+        return f"exit code {attrs.get('exit_code')}, signal {attrs.get('signal')}"
+    return str(attrs.get("what") or attrs.get("text") or "")

@@ -1,0 +1,292 @@
+"""``badput status`` and commands on events: real ranks, real parts, real commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from badput.cli import main as badput_main
+from badput.on_event import Runner, Wanted, parse_command
+from badput.parts import write_rows
+from badput.status_text import duration
+
+BEGIN = """
+import badput, os, sys, time
+badput.init(os.environ["RUN"])
+for number in range(1, 41):
+    with badput.step():
+        time.sleep(0.01)
+    if number == 30:
+        with badput.span("save", step=30, path="ckpt"):
+            time.sleep(0.01)
+"""
+WAIT = """
+with badput.step(), badput.span("comm"):
+    sys.stdin.readline()
+"""
+
+
+def status(box, capsys, *args, code=0):
+    """What the command says as JSON, with its exit code checked."""
+    done = badput_main(["status", str(box.run), "--json", "--spool", str(box.spool), *args])
+    out = capsys.readouterr().out
+    assert done == code, out
+    (run,) = json.loads(out)["runs"]
+    return run
+
+
+def test_a_living_run_is_shown_from_its_spools(box, capsys, wait_until):
+    ranks = [
+        box.start(BEGIN + WAIT, env={"RANK": str(n), "WORLD_SIZE": "3"}, stdin=-1) for n in (0, 1)
+    ]
+    wait_until(lambda: len(box.rows("steps")) == 80, "steps")
+    wait_until(lambda: len(box.rows("checkpoints")) == 2, "checkpoints")
+    run = status(box, capsys)
+    assert (run["state"], run["source"], run["world_size"]) == ("running", "spools", 3)
+    assert run["ranks"] == {"hung": 0, "dead": 0, "silent": 0, "running": 2, "done": 0}
+    assert (run["ranks_unknown"], run["step"], run["restarts"]) == (1, 41, 0)
+    assert {(r["step"], r["phase"]) for r in run["worst"]} == {(41, "comm")}
+    assert run["step_time_s"]["usual"] > 0.005
+    assert run["checkpoint"]["step"] == 30
+    assert run["checkpoint"]["at_risk_steps"] == 11
+    assert 0 < run["goodput"]["kept_time"] <= 1
+    assert badput_main(["status", str(box.folder), "--spool", str(box.spool), "--ranks", "1"]) == 0
+    text = capsys.readouterr().out
+    assert f"{box.run}  RUNNING" in text
+    assert "2 running, 1 left nothing yet of 3 (from the spools of this node)" in text
+    assert "and 1 more ranks" in text
+    ranks[1].send_signal(signal.SIGKILL)
+    ranks[1].wait()
+    wait_until(lambda: box.events("end"), "the end of rank 1")
+    run = status(box, capsys, "--no-goodput", code=1)
+    assert run["goodput"] is None
+    assert run["state"] == "partly dead"
+    assert run["worst"][0]["rank"] == 1
+    assert run["worst"][0]["why"] == "ended (signal 9) in phase comm"
+    ranks[0].communicate("go\n", timeout=60)
+
+
+def test_a_hung_run_is_told_with_exit_1(box, capsys, wait_until):
+    child = box.start(BEGIN + WAIT, env={"BADPUT_HANG_S": "0.5"}, stdin=-1)
+    wait_until(lambda: box.events("hang"), "a hang")
+    run = status(box, capsys, "--no-goodput", code=1)
+    assert run["state"] == "hung"
+    assert "made no progress" in run["worst"][0]["why"]
+    assert run["events"][-1]["kind"] == "hang"
+    child.communicate("go\n", timeout=60)
+    box.ends()
+    assert status(box, capsys, "--no-goodput")["state"] == "done"
+
+
+def hand_made(box, ranks=1, *, host="elsewhere", age_s=5.0, end=None, hang=False):
+    """Parts as ranks on another node would have left them."""
+    now = time.time_ns() - int(age_s * 1e9)
+    for rank in range(ranks):
+        key = {"process_id": 1000 + rank, "rank": rank}
+        who = {
+            "role": "rank",
+            "world_size": ranks,
+            "start_ns": now - 10**10,
+            "init_ns": now - 10**10,
+        }
+        write_rows(box.run, "processes", f"p{rank}", [{**key, **who, "host": host}])
+        rows = [
+            {**key, "seq": n, "step": n, "n_steps": 1, "start_ns": now - (20 - n) * 10**8,
+             "dur_ns": 10**8 + rank * 10**6}
+            for n in range(1, 20)
+        ]  # fmt: skip
+        write_rows(box.run, "steps", f"s{rank}", rows)
+        event = {**key, "step": 19, "time_ns": now + 10**9}
+        if end:
+            write_rows(box.run, "events", f"e{rank}",
+                       [{**event, "seq": 99, "kind": "end", "attrs": json.dumps(end)}])  # fmt: skip
+        if hang:
+            text = json.dumps({"what": "stuck \x1b[31m", "phase": "comm"})
+            write_rows(box.run, "events", f"h{rank}",
+                       [{**event, "seq": -1, "kind": "hang", "attrs": text}])  # fmt: skip
+
+
+def test_ranks_of_other_nodes_are_judged_by_their_parts(box, capsys):
+    hand_made(box)
+    run = status(box, capsys, "--no-goodput")
+    assert (run["state"], run["source"]) == ("running", "parts")
+    assert run["newest_part_age_s"] >= 0
+    hand_made(box, age_s=3600.0)
+    run = status(box, capsys, "--no-goodput", code=1)
+    assert run["state"] == "silent"
+    assert "nothing from it for 3" in run["worst"][0]["why"]
+
+
+def test_a_hang_told_by_another_node_shows_and_moves_no_cursor(box, capsys):
+    hand_made(box, hang=True)
+    assert status(box, capsys, "--no-goodput", code=1)["state"] == "hung"
+    assert badput_main(["status", str(box.run), "--no-goodput", "--spool", str(box.spool)]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_thousand_ranks_fit_the_screen_and_the_slowest_is_named(box, capsys):
+    hand_made(box, ranks=1000)
+    run = status(box, capsys, "--no-goodput")
+    assert run["ranks"]["running"] == 1000
+    assert len(run["worst"]) == 8
+    assert run["slowest"]["rank"] == 999
+    assert badput_main(["status", str(box.run), "--no-goodput", "--spool", str(box.spool)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 30
+
+
+def test_earlier_sessions_count_as_restarts_and_not_as_dead(box, capsys):
+    hand_made(box, ranks=2, age_s=600, end={"reason": "killed", "signal": 9, "phase": "step"})
+    now = time.time_ns() - 10**9
+    row = {"process_id": 77, "rank": 0, "role": "rank", "start_ns": now, "init_ns": now}
+    write_rows(box.run, "processes", "later", [{**row, "host": "elsewhere", "world_size": 2}])
+    run = status(box, capsys, "--no-goodput")
+    assert (run["restarts"], run["state"], run["ranks"]["dead"]) == (1, "running", 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: p / "absent", "no such folder"),
+        (lambda p: p, "is not the folder of a run and holds none"),
+        (lambda p: (p / "f").write_text("x") and p / "f", "is a file"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(tmp_path, capsys, make, says):
+    folder = make(tmp_path)
+    assert badput_main(["status", str(folder), "--spool", str(tmp_path / "none")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("badput status: ")
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_on_event_needs_watch_and_a_list_that_makes_sense(box, capsys):
+    hand_made(box)
+    for args, says in (
+        (["--on-event", "true"], "--watch"),
+        (["--watch", "--on-event", "true", "--on", "sunrise"], "is no event"),
+        (["--watch", "--on-event", "true", "--on", "goodput<7"], "between 0 and 1"),
+        (["--watch", "--on-event", "'"], "cannot be split"),
+    ):
+        assert badput_main(["status", str(box.run), *args]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_watch_runs_the_command_for_what_is_new(box, wait_until, tmp_path):
+    hand_made(box)
+    seen = tmp_path / "seen"
+    script = f"import os, sys; open({str(seen)!r}, 'a').write(sys.stdin.read() + '\\n')"
+    command = [
+        sys.executable, "-m", "badput.cli", "status", str(box.run), "--json", "--watch", "0.2",
+        "--no-goodput", "--on-event", shlex.join([sys.executable, "-c", script]),
+    ]  # fmt: skip
+    watching = subprocess.Popen(command, env=box.env, stdout=subprocess.PIPE, text=True)
+    assert json.loads(watching.stdout.readline())["runs"][0]["state"] == "running"
+    hand_made(box, hang=True)
+    wait_until(lambda: seen.exists() and seen.read_text().count("\n") > 0, "the command")
+    event = json.loads(seen.read_text())
+    assert (event["kind"], event["run"], event["rank"]) == ("hang", str(box.run), 0)
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=60)
+    assert watching.returncode == 1
+
+
+def test_the_collector_runs_the_command_of_its_own_environment(own_box, wait_until, tmp_path):
+    seen = tmp_path / "seen"
+    script = (
+        f"import os, sys; print(sys.stdin.read(), file=open({str(seen)!r}, 'a'));"
+        "print(os.environ['BADPUT_EVENT_KIND'], os.environ['BADPUT_EVENT_WHAT'])"
+    )
+    command = shlex.join([sys.executable, "-c", script])
+    env = {"BADPUT_ON_EVENT": command, "BADPUT_HANG_S": "0.5"}
+    child = own_box.start(BEGIN + WAIT, env=env, stdin=-1)
+    wait_until(seen.exists, "the command for the hang")
+    child.kill()
+    child.wait()
+    wait_until(lambda: seen.read_text().count("\n") > 1, "the command for the failure")
+    kinds = [json.loads(line)["kind"] for line in seen.read_text().splitlines()]
+    assert kinds == ["hang", "failure"]
+    wait_until(lambda: "failure rank 0 ended: killed" in own_box.log(), "its output in the log")
+
+
+def test_a_rank_that_died_before_its_collector_looked_is_a_failure_too(own_box, wait_until):
+    env = {"BADPUT_ON_EVENT": "echo told of it", "BADPUT_ON": "failure"}
+    code = "import badput, os; badput.init(os.environ['RUN']); raise RuntimeError"
+    assert own_box.run_child(code, env=env).returncode == 1
+    own_box.ends()
+    wait_until(lambda: "told of it" in own_box.log(), "the command")
+
+
+def test_a_spool_cannot_name_a_command(own_box, wait_until, tmp_path):
+    mark = tmp_path / "mark"
+    code = f"""
+import badput, os
+from badput import session
+session.ensure_collector = lambda root: False
+real = session.facts
+session.facts = lambda *a: {{**real(*a), "BADPUT_ON_EVENT": "touch {mark}"}}
+badput.init(os.environ["RUN"])
+os._exit(3)
+"""
+    own_box.run_child(code)
+    own_box.run_child("import badput, os; badput.init(os.environ['RUN']); raise ValueError")
+    own_box.ends(2)
+    assert not mark.exists()
+
+
+def runner(log, *command):
+    return Runner(list(command), Wanted.parse("hang,failure"), log.append)
+
+
+def drive(one, wait_until):
+    wait_until(lambda: not one.poll(), "the command to end")
+
+
+def test_one_command_a_kind_and_run_in_a_while_and_no_shell(tmp_path, wait_until):
+    log = []
+    one = runner(log, sys.executable, "-c", "import os, sys; sys.exit(len(sys.stdin.read()) > 0)")
+    for kind in ("hang", "hang", "restart", "failure"):
+        one.offer(kind, "r; touch x", {"what": "a\nb\0c $(id)"})
+        drive(one, wait_until)
+    assert sum("started" in line for line in log) == 2
+    assert sum("ended with code 1" in line for line in log) == 2
+
+
+def test_a_command_that_takes_too_long_or_is_absent_is_said(wait_until, monkeypatch):
+    monkeypatch.setattr("badput.on_event.TIMEOUT_S", 0.2)
+    log = []
+    slow = runner(log, sys.executable, "-c", "import time; time.sleep(600)")
+    slow.offer("hang", "r", {"attrs": {"text": "x" * 200_000}})
+    drive(slow, wait_until)
+    assert any("took longer" in line for line in log)
+    absent = runner(log, "/absent/command")
+    absent.offer("hang", "r", {})
+    drive(absent, wait_until)
+    assert "cannot be started" in log[-1]
+
+
+def test_a_command_in_the_environment_that_makes_no_sense_is_said_and_ignored(own_box):
+    env = {"BADPUT_ON_EVENT": "true", "BADPUT_ON": "sunrise"}
+    own_box.run_child("import badput, os; badput.init(os.environ['RUN'])", env=env)
+    own_box.ends()
+    assert "BADPUT_ON_EVENT is ignored: 'sunrise' is no event" in own_box.log()
+
+
+def test_durations_read_well():
+    assert [duration(s) for s in (None, 0.0123, 5, 600, 36000, 864000)] == [
+        "unknown", "12.3 ms", "5 s", "10 min", "10 h", "10 days",
+    ]  # fmt: skip
+    assert parse_command("a 'b c'") == ["a", "b c"]
+    with contextlib.suppress(ValueError):
+        parse_command("")
+        pytest.fail("an empty command is refused")
+    assert os.getpid()
