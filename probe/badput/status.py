@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--on", default=",".join(KINDS), metavar="LIST",
         help=f"when to run it: some of {', '.join(KINDS)}, goodput<0.8",
     )  # fmt: skip
-    args = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    args = parser.parse_intermixed_args(sys.argv[1:] if argv is None else list(argv))
     try:
         runner = _runner(args)
         board = Board(Path(args.dir), Path(args.spool or default_root()), args)
