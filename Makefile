@@ -4,10 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 DEMO   ?= .venv-demo
+PEERS  ?= .venv-peers
 PORT   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format benchmarks sample-logs clean
+.PHONY: help demo test test-slow lint format benchmarks benchmarks-peers sample-logs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -49,11 +50,22 @@ format: $(VENV)/.ready  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-benchmarks: $(VENV)/.ready  ## print what recording costs
-	$(BIN)/python benchmarks/recording_cost.py
+$(PEERS)/.ready: pyproject.toml benchmarks/constraints.txt | check-python
+	@rm -f $@
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check -q install -c benchmarks/constraints.txt -e '.[trainer]' \
+	  ml-goodput-measurement opentelemetry-sdk tensorboard wandb prometheus-client zeus
+	@touch $@
+
+benchmarks-peers: $(PEERS)/.ready  ## install what the benchmarks compare with, in a venv of its own
+
+benchmarks: $(VENV)/.ready  ## print what recording costs, beside the peers if they are installed
+	$(if $(wildcard $(PEERS)/.ready),$(PEERS),$(VENV))/bin/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/kills.py
+	$(BIN)/python benchmarks/trainer_overhead.py
 
 sample-logs: $(VENV)/.ready  ## make the runs of sample_logs/ again
 	$(BIN)/python sample_logs/make.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(DEMO) .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(DEMO) $(PEERS) .pytest_cache .ruff_cache .hypothesis dist build

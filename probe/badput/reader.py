@@ -160,7 +160,10 @@ class SpoolReader:
         batch = Batch(first_seq=position.seq)
         while batch.count < limit:
             data = self._segment(position.segment)
-            if data is None or not self._read_segment(data, position, batch, limit):
+            if data is None:
+                if not (self.path / lo.segment_name(position.segment + 1)).exists():
+                    break  # else its writer uses it again as the next one, all of it being read
+            elif not self._read_segment(data, position, batch, limit):
                 break
             position.segment += 1
             position.offset = lo.SEGMENT_START

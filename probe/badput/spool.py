@@ -302,6 +302,8 @@ class Spool:
             with above_standard():
                 area = self._next_segment()
         except OSError:
+            if self._again():
+                return True
             self._retry_at = now + RETRY_NS
             return False
         self._mark_full()
@@ -317,6 +319,25 @@ class Spool:
         except FileNotFoundError:
             make_segment(self._folder, self.index + 1, self.process_id)
             return self._map_segment(self.index + 1)
+
+    def _again(self) -> bool:
+        """Where there is no space for another segment: the last one once more, as the next one.
+
+        Only when the reader has all of it in Parquet.
+        """
+        if lo.READER.unpack_from(self.control, lo.READER_AT)[:2] != (self.index, self.seq):
+            return False
+        old, new = lo.segment_name(self.index), lo.segment_name(self.index + 1)
+        try:
+            if _identity(self._folder) != self._folder_id:
+                return False
+            self.map[lo.SEGMENT_START :] = bytes(lo.SEGMENT_SIZE - lo.SEGMENT_START)
+            os.rename(old, new, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except OSError:
+            return False
+        self.pos, self.index = lo.SEGMENT_START, self.index + 1
+        self.note()
+        return True
 
     def _mark_full(self) -> None:
         head = lo.HEAD.pack(lo.FULL, 0, lo.HEAD.size + lo.CRC.size, self.seq)

@@ -76,6 +76,28 @@ print(sorted(heavy & set(sys.modules)))
     assert done.stdout.strip() in ("[]", "['pathlib']")  # site may load pathlib by itself
 
 
+def test_a_training_process_grows_by_less_than_10_mib(box):
+    done = box.run_child("""
+import json, os, threading
+def resident():
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+before = resident()
+import badput
+badput.init(os.environ["RUN"])
+for n in range(20_000):
+    with badput.step(tokens=n) as step:
+        with badput.span("forward"):
+            pass
+        step.log(loss=1.0)
+print(resident() - before)
+badput.close(timeout=0)
+""")
+    assert done.stderr == ""
+    assert int(done.stdout) < 10 << 20
+    box.ends()
+
+
 BROKEN = [
     (session, "start"),
     (session, "facts"),

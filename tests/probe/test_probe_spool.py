@@ -170,6 +170,36 @@ def test_no_space_for_the_next_segment_drops_and_counts(spool, monkeypatch):
     assert spool.dropped == results.count(None)
 
 
+def test_a_disk_with_room_for_one_segment_takes_records_again_after_each_drain(
+    spool, tmp_path, monkeypatch
+):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(spool_module, "make_segment", full)
+    monkeypatch.setattr(spool_module, "RETRY_NS", 0)
+    monkeypatch.setattr(Drain, "prepare", lambda *_: None)
+    payload = b'{"k":"n","t":1,"s":0,"a":{"x":"' + b"y" * 9000 + b'"}}'
+    drain = Drain(folder_of(spool))
+    written = []
+    for _ in range(3):
+        results = [spool.write(lo.EVENT, payload) for _ in range(200)]
+        kept = [r for r in results if r is not None]
+        assert 100 < len(kept) < 120
+        assert results[: len(kept)] == kept
+        assert spool.write(lo.EVENT, payload) is None, "not before all of it is in Parquet"
+        assert drain.drain() == len(kept)
+        written += kept
+    assert written == list(range(len(written)))
+    assert spool.dropped == 3 * 201 - len(written)
+    assert [p.name for p in folder_of(spool).glob("seg-*")] == [lo.segment_name(2)]
+    drain.close()
+    again = Drain(folder_of(spool))
+    assert spool.write(lo.EVENT, b'{"k":"last","t":1,"s":0,"a":{}}') == len(written)
+    assert again.drain() == 1
+    again.close()
+
+
 def test_draining_again_after_a_crash_before_the_position_was_saved_doubles_nothing(
     spool, tmp_path, monkeypatch
 ):

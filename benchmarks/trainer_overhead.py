@@ -1,0 +1,100 @@
+"""What the probe costs a training loop: the reference trainer's model with it and without.
+
+    python benchmarks/trainer_overhead.py [BLOCKS]
+
+One process trains one stage of the reference model. Blocks of steps with the probe (init: spool,
+collector, all hooks; a step, a span, a loss each time) take turns with blocks without it (closed),
+in random order within each pair. From each pair comes one ratio of median step times; the interval
+is a bootstrap over the pairs. The bar is held if its upper 95 % end is at most 0.5 %.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import badput
+from badput_trainer.config import ModelConfig
+from badput_trainer.model import build, loss_of
+
+BAR, STEPS, WARM = 0.005, 30, 4
+_clock = time.perf_counter_ns
+
+
+class Loop:
+    """A model, an optimizer and a batch."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.model = build(ModelConfig(), 0, 1, seed=1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.batch = torch.randint(0, 256, (8, 65))
+
+    def step(self) -> float:
+        """One training step and its loss."""
+        with badput.step(tokens=512) as step:
+            self.optimizer.zero_grad()
+            with badput.span("forward"):
+                loss = loss_of(self.model(self.batch[:, :-1]), self.batch[:, 1:])
+            with badput.span("backward"):
+                loss.backward()
+            self.optimizer.step()
+            value = loss.item()
+            step.log(loss=value)
+        return value
+
+    def block(self) -> float:
+        """Median ns of a step; the first ones are warm-up."""
+        times = []
+        for _ in range(STEPS + WARM):
+            begin = _clock()
+            self.step()
+            times.append(_clock() - begin)
+        return statistics.median(times[WARM:])
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean."""
+    means = sorted(statistics.fmean(random.choices(values, k=len(values))) for _ in range(4000))
+    return means[100], means[3899]
+
+
+def main(argv: list[str]) -> int:
+    """Print the figures; 0 always."""
+    pairs = int(argv[0]) if argv else 40
+    folder = Path(tempfile.mkdtemp(prefix="badput-trainer-"))
+    os.environ["BADPUT_SPOOL"] = str(folder / "spool")
+    loop, ratios, plain = Loop(), [], []
+    loop.block()
+    try:
+        for _ in range(pairs):
+            found = {}
+            for probe in random.sample((True, False), 2):
+                if probe:
+                    badput.init(folder / "run", name="overhead")
+                found[probe] = loop.block()
+                badput.close(timeout=0)
+            ratios.append(found[True] / found[False] - 1)
+            plain.append(found[False])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    low, high = interval(ratios)
+    print(f"{pairs} pairs of blocks of {STEPS} steps of {statistics.median(plain) / 1e6:.2f} ms")
+    print(
+        f"with the probe {statistics.fmean(ratios):+.2%}, 95 % interval {low:+.2%} to {high:+.2%}"
+    )
+    verdict = "held" if high <= BAR else "not shown"
+    print(f"bar {BAR:.1%} for the upper end: {verdict}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
