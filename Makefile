@@ -8,7 +8,7 @@ PEERS  ?= .venv-peers
 PORT   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format benchmarks benchmarks-peers sample-logs clean
+.PHONY: help demo venv test test-slow lint format benchmarks benchmarks-peers sample-logs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -20,6 +20,7 @@ check-python:
 # A venv is made under a stamp that names its inputs; a half-made one has no stamp and is made again.
 $(VENV)/.ready: pyproject.toml constraints.txt | check-python
 	@rm -f $@
+	@echo "Installing badput with trainer and tests into $(VENV): some minutes the first time ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt -e '.[all]' --group test --group lint
@@ -27,12 +28,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt | check-python
 
 $(DEMO)/.ready: pyproject.toml constraints.txt | check-python
 	@rm -f $@
+	@echo "Installing badput and its app into $(DEMO): about a minute the first time ..."
 	@test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt -e '.[app]'
 	@touch $@
 
 demo: $(DEMO)/.ready  ## open the app on the sample runs (no torch; PORT=8600 picks the port)
 	$(DEMO)/bin/badput demo $(if $(PORT),--port $(PORT))
+
+venv: $(VENV)/.ready  ## install everything into .venv and run nothing
 
 test: $(VENV)/.ready  ## run every test but the slow and GPU ones
 	$(BIN)/python -m pytest -m "not slow and not gpu"

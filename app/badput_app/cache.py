@@ -11,7 +11,7 @@ from typing import Any
 import streamlit as st
 
 from badput_app import state, strings
-from badput_ledger.books import BooksError, open_books
+from badput_ledger.books import BooksError, Gaps, open_books
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,15 +32,15 @@ def runs(paths: tuple[str, ...]) -> list[state.Run]:
     return state.list_runs(tuple(Path(p) for p in paths))
 
 
-def load(run: state.Run, price: float | None) -> Loaded:
+def load(run: state.Run, price: float | None, gaps: Gaps = "unknown") -> Loaded:
     """The books of ``run`` at ``price``, from the cache if nothing changed."""
-    return _load(str(run.path), price, state.stamp(run.path))
+    return _load(str(run.path), price, gaps, state.stamp(run.path))
 
 
 @st.cache_data(ttl=3600, max_entries=64, show_spinner=strings.READING)
-def _load(path: str, price: float | None, stamp: tuple[int, int]) -> Loaded:
+def _load(path: str, price: float | None, gaps: Gaps, stamp: tuple[int, int]) -> Loaded:
     try:
-        books = open_books(path, price=price)
+        books = open_books(path, price=price, gaps=gaps)
         try:
             return Loaded(books.report(), books.timeline(), list(books.broken))
         finally:

@@ -12,7 +12,9 @@ from badput_ledger.price import GREATEST_PRICE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PRICE_KEY, RUN_KEY, UNIT_KEY, LEAVES_KEY = "price", "run", "unit", "leaves"
+    from badput_ledger.books import Gaps
+
+PRICE_KEY, RUN_KEY, UNIT_KEY, LEAVES_KEY, GAPS_KEY = "price", "run", "unit", "leaves", "gaps"
 SEVERITY_ICONS = {"error": ":material/error:", "warning": ":material/warning:"}
 
 
@@ -43,6 +45,19 @@ def price_input(settings: state.Settings) -> float | None:
     return price or None
 
 
+def gaps_input() -> Gaps:
+    """Whether unknown time between sessions was paid; it lives in the URL, like the price."""
+    with st.sidebar:
+        chosen = st.selectbox(
+            strings.GAPS_LABEL,
+            strings.GAPS,
+            help=strings.GAPS_HELP,
+            key=GAPS_KEY,
+            bind="query-params",
+        )
+    return chosen or "unknown"
+
+
 def verdict(report: Mapping[str, Any]) -> None:
     """The answer first: what happened, why, and what to do next."""
     words = report["verdict"]
@@ -51,7 +66,12 @@ def verdict(report: Mapping[str, Any]) -> None:
         if words.get("why"):
             st.markdown(fmt.markdown(words["why"]))
         if words.get("next"):
-            st.markdown(f"**{strings.NEXT_LABEL}:** {fmt.markdown(words['next'])}")
+            st.markdown(f"**{strings.NEXT_LABEL}:** {fmt.markdown(_in_app(words['next']))}")
+
+
+def _in_app(text: str) -> str:
+    """Advice that names the command's option names the control of the page instead."""
+    return text.replace(strings.GAPS_OPTION, strings.GAPS_CONTROL)
 
 
 def tiles(report: Mapping[str, Any]) -> None:
@@ -69,7 +89,7 @@ def tiles(report: Mapping[str, Any]) -> None:
     priced = cost.get("total") is not None
     lost = f"{strings.OF_EXECUTED.format(total=fmt.count(steps.get('executed')))}{_between(steps)}"
     with st.grid(6, min_column_width=110):
-        _tile(strings.KEPT, fmt.percent(kept.get("value")), _bounds(kept), strings.KEPT_HELP)
+        _tile(strings.KEPT, fmt.percent(kept.get("value")), _kept_below(report), strings.KEPT_HELP)
         _tile(
             strings.WASTED,
             fmt.money(cost.get("wasted"), currency) if priced else fmt.amount(wasted / scale),
@@ -103,6 +123,15 @@ def _tile(label: str, value: str, below: str, help_text: str) -> None:
     with st.container(border=True, height="stretch", gap=None):
         st.metric(label, value, help=help_text)
         st.caption(fmt.markdown(below))
+
+
+def _kept_below(report: Mapping[str, Any]) -> str:
+    """The bounds of kept time, or its share of what was held where some was not."""
+    kept = report.get("kept_time") or {}
+    share = tables.kept_of_held(report)
+    if share is None or share == kept.get("value"):
+        return _bounds(kept)
+    return strings.OF_HELD.format(share=fmt.percent(share))
 
 
 def _bounds(figure: Mapping[str, Any]) -> str:
@@ -217,7 +246,7 @@ def quality_list(report: Mapping[str, Any], broken: list[str]) -> None:
         st.caption(strings.NO_QUALITY)
     for item in items:
         icon = SEVERITY_ICONS.get(str(item.get("severity")), ":material/info:")
-        st.markdown(f"{icon} {fmt.markdown(item.get('what'))}")
+        st.markdown(f"{icon} {fmt.markdown(_in_app(str(item.get('what'))))}")
     if broken:
         st.warning(strings.SKIPPED, icon=":material/warning:")
         st.code("\n".join(broken[:50]), language=None)

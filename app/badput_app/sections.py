@@ -63,11 +63,15 @@ def timeline(report: Mapping[str, Any], segments: Sequence[Any]) -> None:
         currency=(report.get("cost") or {}).get("currency") or "USD",
         dark=components.is_dark(),
     )
+    info, units = report.get("run") or {}, report.get("units") or "rank"
+    places = info.get("gpus") or info.get("world_size") or 0
     many = len({s.rank for s in segments}) > charts.MAX_RANK_LANES
     lanes = (
         strings.TIMELINE_SESSIONS.format(most=charts.MAX_RANK_LANES)
         if many
         else strings.TIMELINE_LANES
+        if len({s.rank for s in segments}) >= places
+        else strings.TIMELINE_STANDS.format(places=f"{fmt.count(places)} {units}s")
     )
     st.caption(
         lanes + (strings.TIMELINE_BINNED.format(width=fmt.seconds(width / 1e9)) if width else "")

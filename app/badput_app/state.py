@@ -40,6 +40,12 @@ class Run:
     path: Path
     name: str
     source: str
+    start_ns: int | None = None
+
+
+def newest_first(runs: list[Run]) -> list[Run]:
+    """By the start of the run; one that does not say it, by the age of its newest file."""
+    return sorted(runs, key=lambda r: r.start_ns or stamp(r.path)[1], reverse=True)
 
 
 def to_env(settings: Settings) -> dict[str, str]:
@@ -70,17 +76,17 @@ def list_runs(paths: tuple[Path, ...]) -> list[Run]:
     out: list[Run] = []
     seen: set[str] = set()
     for root in paths:
-        found = [(ref.path, ref.name, ref.source) for ref in find_runs(root)]
-        known = {path for path, _, _ in found}
-        found += [(p, p.name, "unknown") for p in _forbidden(root) if p not in known]
-        for path, name, source in found:
+        found = [(ref.path, ref.name, ref.source, ref.start_ns) for ref in find_runs(root)]
+        known = {path for path, *_ in found}
+        found += [(p, p.name, "unknown", None) for p in _forbidden(root) if p not in known]
+        for path, name, source, start in found:
             key = base = _key(root, path)
             number = 2
             while key in seen:
                 key = f"{base}~{number}"
                 number += 1
             seen.add(key)
-            out.append(Run(key, path, name, source))
+            out.append(Run(key, path, name, source, start))
     return out
 
 

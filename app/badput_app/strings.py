@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from badput_ledger.books import Gaps
+
 APP = "badput"
 
 # launcher
@@ -59,6 +64,14 @@ PRICE_HELP = (
     "states, if any."
 )
 PRICE_PLACEHOLDER = "as the run says"
+GAPS_LABEL = "Time between sessions"
+GAPS: tuple[Gaps, ...] = ("unknown", "held", "released")
+GAPS_HELP = (
+    "Were the GPUs held, and so paid, between sessions where nothing in the run says so? Unknown "
+    "counts as paid and is marked; released costs nothing. The same as --gaps of `badput report`. "
+    "It is part of this page's address."
+)
+GAPS_OPTION, GAPS_CONTROL = "--gaps ", "Time between sessions: "
 PRICE_EXAMPLE = "${price:.2f} is an **example**, not what this run cost. Type your own."
 RUN_LABEL, RUN_PLACEHOLDER = "Run", "choose a run"
 
@@ -74,24 +87,29 @@ EMPTY_CODE = (
 EMPTY_TRY = "Or record the reference trainer, or import the log that a run left:"
 EMPTY_COMMANDS = "badput train --help\nbadput import LOG -o runs/"
 COLUMNS = (
-    "Run",
-    "Source",
+    "Started, UTC",
     "State",
     "Kept time",
+    "{spent}",
     "{wasted}",
     "Size",
     "Sessions",
     "Lost steps",
 )
 COLUMNS_CAPTION = (
-    "Kept time: share of the allocated time that went into steps that the final model descends "
+    "Kept time: share of the held time that went into steps that the final model descends "
     "from. Wasted: everything that is not productive, stalls and bubbles of kept steps included. "
     "Lost steps: done and lost with a failure, a rollback or an abandoned branch. "
-    "State: how the last session ended."
+    "State: how the last session ended, and how many before it failed."
 )
+SPENT_MONEY, SPENT_TIME = "Spent, $", "Held"
+TOTAL_MONEY = "{spent} spent on {runs}: {bought} bought progress, {wasted} ({share}) did not."
+TOTAL_TIME = "{total} held by {runs}: {bought} made progress, {wasted} ({share}) did not."
+TOTAL_PAGE = "These are the runs of this page."
+TOTAL_UNPRICED = "{runs} without a price are not in these sums."
 WASTED_MONEY, WASTED_TIME = "Wasted, $", "Wasted"
 BROKEN = "cannot be read"
-SHOWN = "Runs {first} to {last} of {total}, newest first."
+SHOWN = "Runs {first} to {last} of {total}, the one that started last first."
 STATES = {
     None: "running or unknown",
     "completed": "completed",
@@ -137,6 +155,7 @@ NO_PRICE = "no price"
 NO_PRICE_HELP = "No dollars: neither the run nor you gave a price. Type one at the left."
 OF_EXECUTED, OF_PROCESSED = "of {total} executed", "kept, of {total}"
 OF_ALLOCATED = "of allocated time"
+OF_HELD = "{share} of held time"
 RESTARTS = {0: "no restart", 1: "1 restart"}
 RESTARTS_MANY = "{count} restarts"
 WATERFALL = "Where the {what} went"
@@ -157,6 +176,10 @@ TIMELINE = "When it happened"
 TIMELINE_LANES = (
     "One lane for each rank, in UTC. Kept steps are drawn whole; the waterfall divides them. "
     "Diamonds mark incidents: hover for the cause."
+)
+TIMELINE_STANDS = (
+    "One lane for each rank that left a record, standing for all {places}, in UTC. Kept steps "
+    "are drawn whole; the waterfall divides them. Diamonds mark incidents: hover for the cause."
 )
 TIMELINE_SESSIONS = (
     "More than {most} ranks: one lane for each session, showing its lowest rank, in UTC. Kept "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from badput_app import fmt
 from badput_ledger.taxonomy import GROUPS, LEAVES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 def wasted_seconds(report: Mapping[str, Any]) -> float:
@@ -102,6 +102,57 @@ def run_state(report: Mapping[str, Any]) -> str | None:
     """``end_reason`` of the last session; None while it runs or if nothing is known."""
     sessions = report.get("sessions") or []
     return sessions[-1].get("end_reason") if sessions else None
+
+
+def kept_of_held(report: Mapping[str, Any]) -> float | None:
+    """Kept time as a share of the time that was held; all of it, unless some was released."""
+    value = (report.get("kept_time") or {}).get("value")
+    total, held = report.get("total_gpu_seconds"), report.get("held_gpu_seconds")
+    if value is None or not total or not held:
+        return value
+    return value * total / held
+
+
+def failures(report: Mapping[str, Any]) -> int:
+    """How many sessions ended before their time."""
+    return sum(1 for i in report.get("incidents") or [] if i.get("kind") != "hang")
+
+
+def sums(reports: Iterable[Mapping[str, Any]]) -> Sums:
+    """Slot-seconds and money over runs: all of it, and what of it bought progress."""
+    total = Sums(0, 0.0, 0.0, None, None, set(), set())
+    for report in reports:
+        cost = report.get("cost") or {}
+        held = report.get("held_gpu_seconds")
+        held = report.get("total_gpu_seconds") if held is None else held
+        useful = (report["leaves"].get("H.productive") or {}).get("gpu_seconds") or 0.0
+        spent, wasted = cost.get("total"), cost.get("wasted")
+        if spent is not None and wasted is not None:
+            total = total._replace(
+                spent=(total.spent or 0.0) + spent, wasted=(total.wasted or 0.0) + wasted
+            )
+            total.currencies.add(str(cost.get("currency") or "USD"))
+        total.units.add(str(report.get("units") or "rank"))
+        total = total._replace(
+            runs=total.runs + 1,
+            seconds=total.seconds + float(held or 0.0),
+            useful=total.useful + float(useful),
+            priced=total.priced + (spent is not None),
+        )
+    return total
+
+
+class Sums(NamedTuple):
+    """What the runs of a list took together."""
+
+    runs: int
+    seconds: float
+    useful: float
+    spent: float | None
+    wasted: float | None
+    currencies: set[str]
+    units: set[str]
+    priced: int = 0
 
 
 def evidence_text(item: Mapping[str, Any]) -> str:

@@ -90,10 +90,10 @@ def build_verdict(books: Books, report: dict[str, Any]) -> dict[str, str]:
             )
         return {"headline": headline, **verdict}
     why = _why(words, worst, losses[worst])
-    short = f"{BY_ID[worst].title} {losses[worst] / words.base:.1%}"
+    short = f"lost most to {BY_ID[worst].title}: {losses[worst] / words.base:.1%}"
     if words.failures and not any(worst in i["phases"] for i in words.failures):
         why += f" {_failures_cost(words)}."
-        short += f", {plural(len(words.failures), 'failure')} {failed / words.base:.1%}"
+        short += f", {plural(len(words.failures), 'failure')}: {failed / words.base:.1%}"
     next_ = _next(words, worst, losses[worst])
     return {"headline": headline, "why": why, "next": next_, "short": short}
 
@@ -148,7 +148,7 @@ def _untrained(words: _Words) -> dict[str, str]:
         ),
         "why": why,
         "next": f"Fix this cause: {_brief(last['cause'])}",
-        "short": f"ended before the first step: {last['cause']}",
+        "short": f"ended before the first step: {_brief(last['cause'])}",
     }
 
 
@@ -161,7 +161,7 @@ def _failures(words: _Words) -> dict[str, str]:
     return {
         "why": why,
         "next": _next(words, worst, phases[worst]),
-        "short": f"{plural(many, 'failure')} {share:.1%}, mostly {BY_ID[worst].title}",
+        "short": f"{plural(many, 'failure')}: {share:.1%}, mostly {BY_ID[worst].title}",
     }
 
 

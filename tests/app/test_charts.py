@@ -11,7 +11,7 @@ import pytest
 from badput_app import charts
 from badput_app.charts import palette
 from badput_app.charts.waterfall import waterfall_bars
-from badput_ledger.taxonomy import GROUPS
+from badput_ledger.taxonomy import GROUPS, LEAF_IDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,3 +182,17 @@ def test_the_theme_fetches_nothing(root: Path) -> None:
     config = tomllib.loads(text)
     assert config["browser"]["gatherUsageStats"] is False
     assert config["server"]["address"] == "127.0.0.1"
+
+
+def test_the_legend_has_room_above_the_lanes_and_the_date_below(segments) -> None:
+    figure, _ = charts.timeline_figure(segments)
+    few = figure.layout.height
+    assert figure.layout.margin.b >= 44  # the time and the date under it
+    one = segments[0]
+    many = [one._replace(leaf=leaf, start_ns=one.start_ns + i) for i, leaf in enumerate(LEAF_IDS)]
+    incident = {"time": "2026-09-21T14:13:20Z", "rank": 0, "session": "s1"}
+    figure, _ = charts.timeline_figure([*segments, *many], [incident])
+    rows = -(-len(figure.data) // 3)
+    assert rows >= 3
+    assert figure.layout.margin.t >= 20 * rows
+    assert figure.layout.height > few

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from badput import parts
 from badput_app import cache, state, strings
 
 if TYPE_CHECKING:
@@ -64,8 +66,48 @@ def test_the_list_shows_a_run_and_leads_to_its_overview(
     assert [link.proto.label.replace("\\", "") for link in links] == ["**tiny-killed**"]
     assert "run=tiny" in links[0].proto.query_string
     shown = texts(app)
-    for value in ("probe", "completed", "2 ranks", "62.5 %", "$0.0"):
+    for value in ("probe", "completed after 1 failure", "2 ranks", "62.5 %", "$0.0"):
         assert value in shown
+    # 160 rank-seconds at two dollars an hour, half of them productive.
+    assert "$0.089 spent on 1 run: $0.044 bought progress, $0.044 (50.0 %) did not." in shown
+    assert "2026-09-21 14:13" in shown
+    assert "1 failure:" in shown or "lost most to" in shown
+
+
+def test_runs_are_listed_by_their_start_and_not_by_the_age_of_their_files(
+    visit: Callable[..., AppTest], opened: Callable[..., None], tmp_path: Path, write_run: Callable
+) -> None:
+    for name, start in (("middle", 2), ("newest", 3), ("oldest", 1)):
+        run = write_run(tmp_path / "runs" / name, name=name)
+        shutil.rmtree(run / "facts" / "runs")
+        row = {"process_id": 11, "time_ns": start * 10**18, "name": name, "source": "probe"}
+        parts.write_rows(run, "runs", "a", [row])
+    opened(tmp_path / "runs")
+    labels = [link.proto.label for link in visit(RUNS).get("page_link")]
+    assert labels == ["**newest**", "**middle**", "**oldest**"]
+
+
+def test_whether_gaps_were_paid_lives_in_the_address(
+    visit: Callable[..., AppTest], opened: Callable[..., None], tmp_path: Path, write_run: Callable
+) -> None:
+    run = write_run(tmp_path / "runs" / "tiny")
+    part = next((run / "facts" / "processes").glob("*.parquet"))
+    table = pq.read_table(part, partitioning=None).to_pylist()
+    for row in table:
+        row["job_id"] = None  # no job that came back: nobody knows who held the gap
+    part.unlink()
+    parts.write_rows(run, "processes", "a", table)
+    opened(tmp_path / "runs", price=3600.0)
+    before = visit(OVERVIEW, run="tiny")
+    assert before.selectbox(key="gaps").value == "unknown"
+    assert {m.label: m.value for m in before.metric}["Cost"] == "$160.00"
+    assert visit(RUNS, gaps="released").selectbox(key="gaps").value == "released"
+    app = before.selectbox(key="gaps").select("released").run()
+    assert app.query_params["gaps"] in ("released", ["released"])
+    # 8 s between the two sessions, on two ranks
+    assert {m.label: m.value for m in app.metric}["Cost"] == "$144.00"
+    assert "of held time" in texts(app)
+    assert "--gaps" not in texts(app)
 
 
 def test_the_overview_answers_first(

@@ -49,11 +49,12 @@ def main() -> None:
     settings, runs = components.loaded_runs()
     run = choose(runs)
     price = components.price_input(settings)
+    gaps = components.gaps_input()
     if run is None:
         st.info(strings.NO_RUN, title=strings.NO_RUN_TITLE)
         st.page_link("app_pages/runs.py", label=strings.BACK, icon=strings.RUNS_ICON)
         return
-    loaded = cache.load(run, price)
+    loaded = cache.load(run, price, gaps)
     if loaded.report is None:
         st.header(fmt.markdown(run.name))
         st.error(fmt.markdown(loaded.error), icon=":material/error:")

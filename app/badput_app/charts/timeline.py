@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 MAX_BARS = 2000
 """Bars a figure may hold; more are binned, and the page says so."""
+LEGEND_ROW, LEGEND_COLUMNS = 20, 3
+"""Height of a row of the legend in pixels, and how many entries surely fit beside each other."""
+BELOW = 48
+"""Pixels below the lanes: the time and, under it, the date."""
 MAX_RANK_LANES = 16
 """Up to so many ranks get a lane each; beyond, a session gets one lane."""
 
@@ -93,13 +97,22 @@ def timeline_figure(
     lanes = list(dict.fromkeys(s.lane for s in slices))
     if marks := _marks(incidents, lanes, slices):
         figure.add_trace(_mark_trace(marks, look, units, currency))
+    # Plotly does not make room for a legend of several rows: it would cover the lanes.
+    top = 14 + LEGEND_ROW * max(1, -(-(len(groups) + 1) // LEGEND_COLUMNS))
     figure.update_layout(
         barmode="overlay",
         bargap=0.25,
-        height=110 + 34 * max(1, min(len(lanes), MAX_RANK_LANES)),
-        margin={"l": 8, "r": 8, "t": 34, "b": 30},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        xaxis={"type": "date", "gridcolor": look.grid, "title": None},
+        height=top + BELOW + 24 + 34 * max(1, min(len(lanes), MAX_RANK_LANES)),
+        margin={"l": 8, "r": 8, "t": top, "b": BELOW},
+        legend={
+            "orientation": "h",
+            "y": 1.0,
+            "yanchor": "bottom",
+            "x": 0,
+            "traceorder": "normal",
+            "bgcolor": "rgba(0,0,0,0)",
+        },
+        xaxis={"type": "date", "gridcolor": look.grid, "title": None, "automargin": True},
         yaxis={
             "type": "category",
             "categoryorder": "array",
