@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def wasted_seconds(report: Mapping[str, Any]) -> float:
-    """Slot-seconds of everything but productive time: what ``cost.wasted`` of the report prices."""
+    """Held slot-seconds of all but productive time: what ``cost.wasted`` of the report prices."""
     leaves = report["leaves"].items()
-    return sum(float(v.get("gpu_seconds") or 0) for k, v in leaves if k[0] != "H")
+    held = "held_gpu_seconds"
+    return sum(float(v.get(held, v.get("gpu_seconds")) or 0) for k, v in leaves if k[0] != "H")
 
 
 def empty_groups(report: Mapping[str, Any]) -> list[str]:
