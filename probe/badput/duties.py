@@ -36,18 +36,52 @@ class Duty(Protocol):
 
 
 def duties(root: Path, log: Callable[[str], None]) -> list[Duty]:
-    """The duties of a collector for the spool root ``root``. ``log``: one line in its log."""
+    """The duties of a collector for the spool root ``root``. ``log``: one line in its log.
+
+    One that cannot even be made (a module that cannot be read any more, a setting that makes no
+    sense) is logged and left out: draining goes on without it.
+    """
+    found: list[Duty] = []
+    for name, make in _MAKERS.items():
+        try:
+            duty = make(root, log)
+        except ValueError as error:
+            log(f"{name} is ignored: {error}")
+        except Exception as error:  # noqa: BLE001 - one duty must not stop the others
+            log(f"no {name}: {type(error).__name__}: {error}")
+        else:
+            found += [] if duty is None else [duty]
+    return found
+
+
+def _hang_watch(root: Path, log: Callable[[str], None]) -> Duty:
     from badput.hang import HangWatch
 
-    found: list[Duty] = [HangWatch(root, log)]
-    if os.environ.get("BADPUT_ON_EVENT"):
-        from badput.on_event import OnEvents
+    return HangWatch(root, log)
 
-        try:
-            found.append(OnEvents(log))
-        except ValueError as error:
-            log(f"BADPUT_ON_EVENT is ignored: {error}")
-    return found
+
+def _on_events(root: Path, log: Callable[[str], None]) -> Duty | None:
+    del root
+    if not os.environ.get("BADPUT_ON_EVENT"):
+        return None
+    from badput.on_event import OnEvents
+
+    return OnEvents(log)
+
+
+def _telemetry(root: Path, log: Callable[[str], None]) -> Duty:
+    del root
+    from badput.telemetry import Telemetry
+
+    return Telemetry(log)
+
+
+_MAKERS: dict[str, Callable[[Path, Callable[[str], None]], Duty | None]] = {
+    "hang watch": _hang_watch,
+    "BADPUT_ON_EVENT": _on_events,
+    "telemetry": _telemetry,
+}
+"""What the collector does, by the name under which the log speaks of it."""
 
 
 class Guarded:

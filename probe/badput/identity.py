@@ -188,6 +188,18 @@ def gpu() -> dict[str, str | None]:
     return {"gpu_type": None, "gpu_uuid": uuid}
 
 
+GPU_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+)  # fmt: skip
+
+
+def gpu_variables() -> dict[str, str]:
+    """What the environment says of the GPUs that this process sees; absent is not empty."""
+    found = {name: os.environ.get(name) for name in GPU_VARIABLES}
+    return {name: value[:4096] for name, value in found.items() if value is not None}
+
+
 def host() -> str:
     """Host name."""
     return socket.gethostname()

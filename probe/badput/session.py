@@ -110,6 +110,7 @@ def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[s
         "start_ticks": ticks,
         "pid_namespace": identity.pid_namespace(),
         "watch": stacks.settings(),
+        "gpus": identity.gpu_variables(),
         "process": plain(process),
         "run_row": plain({**row, **_flops(given["flops"])}),
         "config": None if given["config"] is None else plain(given["config"]),

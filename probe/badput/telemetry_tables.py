@@ -19,6 +19,12 @@ TELEMETRY = (
             col("parent_uuid", "string", "", "GPU that a MIG instance is part of"),
             col("memory_bytes", "int64", "bytes", "memory in all"),
             col("power_limit_w", "float64", "W", "enforced power limit"),
+            col(
+                "power_kind",
+                "string",
+                "",
+                "what its power is: average_1s or instant; NULL if unknown",
+            ),
             col("driver", "string", "", "driver version"),
             col("library", "string", "", "distribution and version of the NVML binding"),
             col(
@@ -60,7 +66,12 @@ TELEMETRY = (
                 "",
                 "the reasons by name, idle left out, comma separated",
             ),
-            col("pcie_tx_bytes_s", "float64", "bytes/s", "PCIe sent, the driver's average"),
+            col(
+                "pcie_tx_bytes_s",
+                "float64",
+                "bytes/s",
+                "PCIe sent: mean since the sample before, or over 20 ms where there is no counter",
+            ),
             col("pcie_rx_bytes_s", "float64", "bytes/s", "PCIe received"),
             col("nvlink_tx_bytes", "int64", "bytes", "NVLink counter, sent, all links"),
             col("nvlink_rx_bytes", "int64", "bytes", "NVLink counter, received, all links"),
@@ -84,13 +95,23 @@ TELEMETRY = (
                 "memory_bytes", "int64", "bytes", "memory in use that cannot be given back at once"
             ),
             col("memory_total_bytes", "int64", "bytes", "memory in all"),
-            col("cgroup_memory_bytes", "int64", "bytes", "memory charged to our control group"),
+            col(
+                "cgroup_memory_bytes", "int64", "bytes", "memory charged to the run's control group"
+            ),
             col("cgroup_limit_bytes", "int64", "bytes", "its limit; NULL if there is none"),
-            col("oom_kills", "int64", "count", "out-of-memory kills in our control group so far"),
+            col("oom_kills", "int64", "count", "out-of-memory kills in it so far"),
             col("disk_read_bytes_s", "float64", "bytes/s", "read from local disks"),
             col("disk_write_bytes_s", "float64", "bytes/s", "written to local disks"),
-            col("net_sent_bytes_s", "float64", "bytes/s", "sent on all but the loopback interface"),
+            col(
+                "net_sent_bytes_s",
+                "float64",
+                "bytes/s",
+                "sent on network cards, or else on all but loopback",
+            ),
             col("net_received_bytes_s", "float64", "bytes/s", "received on them"),
+            col("rdma_sent_bytes_s", "float64", "bytes/s", "sent by InfiniBand or RoCE"),
+            col("rdma_received_bytes_s", "float64", "bytes/s", "received by them"),
+            col("gpu_telemetry", "string", "", "ok, or why there are no samples of GPUs"),
         ),
     ),
 )

@@ -71,7 +71,14 @@ class Box:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """All rows of a table, by process and number. Every part must be readable."""
+<<<<<<< HEAD
         return sorted(read_rows(self.run, table), key=lambda r: (r["process_id"], r.get("seq", 0)))
+=======
+        found: list[dict[str, Any]] = []
+        for part in list_parts(self.run, table):
+            found += pq.read_table(part).to_pylist()
+        return sorted(found, key=lambda r: (r.get("process_id", 0), r.get("seq", 0)))
+>>>>>>> 79461de (Telemetry: GPUs through NVML and the node, sampled by the collector in threads of their own)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Events of a kind, with their attributes decoded."""
@@ -172,3 +179,68 @@ def open_folder() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+class FakeGpus:
+    """What the stand-in for NVML says; fake_nvml.c tells the language of ``lines``."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self._script = folder / "gpus.txt"
+        self._calls = folder / "calls.txt"
+        self.env = {
+            "FAKE_NVML": str(self._script),
+            "FAKE_NVML_CALLS": str(self._calls),
+            "LD_LIBRARY_PATH": str(library.parent),
+        }
+        self.lines: list[str] = []
+
+    def say(self, *lines: str) -> None:
+        """Add directives; they hold from now on."""
+        self.lines += lines
+        fresh = self._script.with_suffix(".new")
+        fresh.write_text("".join(f"{line}\n" for line in self.lines))
+        fresh.replace(self._script)
+
+    def calls(self, gpu: int | None = None) -> list[str]:
+        """The calls so far, or those about one GPU (-1: about none)."""
+        try:
+            rows = [line.split() for line in self._calls.read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+        return [call for _, number, call in rows if gpu is None or int(number) == gpu]
+
+    @staticmethod
+    def uuid(gpu: int) -> str:
+        """The UUID of a GPU unless the script says otherwise."""
+        return f"GPU-{gpu:08d}-0000-0000-0000-000000000000"
+
+
+@pytest.fixture(scope="session")
+def fake_nvml_library(gcc: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libnvidia-ml.so.1 that does as a script says."""
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    source = Path(__file__).resolve().parents[1] / "fake_nvml" / "fake_nvml.c"
+    command = [gcc, "-O1", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
+    subprocess.run([*command, "-o", str(library), str(source)], check=True)
+    return library
+
+
+@pytest.fixture
+def fake_gpus(
+    fake_nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeGpus]:
+    """GPUs for this process and for children that get ``env``."""
+    import ctypes
+
+    import pynvml
+
+    made = FakeGpus(tmp_path, fake_nvml_library)
+    for name in ("FAKE_NVML", "FAKE_NVML_CALLS"):
+        monkeypatch.setenv(name, made.env[name])
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+    library = ctypes.CDLL(str(fake_nvml_library))
+    monkeypatch.setattr(pynvml, "nvmlLib", library)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    yield made
+    library.nvmlShutdown()
