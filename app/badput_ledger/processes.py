@@ -58,6 +58,8 @@ class Process:
     gpu_uuid: str | None
     gpu_type: str | None
     last_record_ns: int
+    gpu_mapping: str | None = None
+    """How its GPU is known: docs/schema.md; said by itself, pid, uuid, ..., unverified."""
     last_step_ns: int | None = None
     """End of its last finished step."""
     death_ns: int | None = None
@@ -115,6 +117,7 @@ def read_processes(con: duckdb.DuckDBPyConnection) -> tuple[list[Process], list[
             # Its processes row is lost; its records still say that it lived.
             row = {"process_id": pid, "rank": sign["rank"], "role": "rank"}
             found[pid] = _process(row | {"start_ns": sign["first_ns"]}, sign)
+    _read_devices(con, found)
     _read_ends(con, found)
     ordered = sorted(found.values(), key=lambda p: (p.start_ns, p.rank or 0, p.process_id))
     return ordered, _read_exits(con, ordered)
@@ -159,6 +162,64 @@ def _process(row: dict[str, Any], sign: dict[str, Any] | None) -> Process:
         last_step_ns=stepped,
         **known,
     )
+
+
+_EVIDENCE = {"pid": 5, "single": 4, "uuid": 4, "pci": 3, "none": 2, "unverified": 1}
+"""How much a collector's `device` event says, by its mapping."""
+_OWN_RECORD = 9
+"""What the process itself recorded is what CUDA told it, and the best there is."""
+
+
+def _read_devices(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> None:
+    """Take in `device` events: the best one names the GPU, the next ones what it left open."""
+    said: dict[int, list[tuple[int, int, dict[str, Any]]]] = {}
+    for row in store.rows(con, "SELECT * FROM events WHERE kind = 'device' ORDER BY time_ns, seq"):
+        attrs = attrs_of(row["attrs"])
+        own = int(row["seq"]) >= 0
+        worth = _OWN_RECORD if own else _EVIDENCE.get(str(attrs.get("mapping")), 0)
+        said.setdefault(int(row["process_id"]), []).append((worth, int(row["time_ns"]), attrs))
+    if not said:
+        return
+    listed = store.rows(
+        con, "SELECT host, gpu_uuid, pci_bus_id, name FROM devices ORDER BY time_ns"
+    )
+    places = {(d["host"], d["pci_bus_id"]): str(d["gpu_uuid"]) for d in listed
+              if d["pci_bus_id"] and not str(d["gpu_uuid"]).startswith("MIG-")}  # fmt: skip
+    names = {str(d["gpu_uuid"]): d["name"] for d in listed}
+    for pid, events in said.items():
+        if pid not in found:
+            continue
+        process, uuid = found[pid], None
+        kind: str | None = None
+        for worth, _, attrs in sorted(events, key=lambda e: e[:2], reverse=True):
+            if attrs.get("gpu_type") and kind is None:
+                kind = str(attrs["gpu_type"])
+            if uuid is None and kind != "cpu":
+                uuid = _uuid(attrs) or places.get((process.host, _place(attrs)))
+                if uuid is not None:
+                    own = worth == _OWN_RECORD
+                    process.gpu_mapping = "itself" if own else str(attrs.get("mapping"))
+        process.gpu_uuid = uuid if uuid is not None or kind == "cpu" else process.gpu_uuid
+        process.gpu_type = kind or names.get(uuid or "") or process.gpu_type
+
+
+def _uuid(attrs: dict[str, Any]) -> str | None:
+    """The UUID of a `device` event; torch writes it without the prefix."""
+    given = attrs.get("gpu_uuid")
+    if not isinstance(given, str) or not given:
+        return None
+    return given if given.startswith(("GPU-", "MIG-", "PCI-")) else f"GPU-{given}"
+
+
+def _place(attrs: dict[str, Any]) -> str | None:
+    """The PCI address of a `device` event as the table `devices` writes it."""
+    given = attrs.get("pci_bus_id")
+    parts = given.lower().partition(".")[0].split(":") if isinstance(given, str) else []
+    try:
+        domain, bus, device = (int(part, 16) for part in parts)
+    except ValueError:
+        return None
+    return f"{domain:04x}:{bus:02x}:{device:02x}"
 
 
 def _read_ends(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> None:

@@ -44,6 +44,24 @@ PCIE = (197, 198)
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Members of a field's value by its type."""
 
+GREATEST: dict[str, float] = {
+    "utilization": 1,
+    "memory_utilization": 1,
+    "memory_bytes": 1 << 50,
+    "power_w": 1e5,
+    "energy_j": 1e15,
+    "temperature_c": 300,
+    "sm_clock_mhz": 1e5,
+    "memory_clock_mhz": 1e5,
+    "pcie_tx_bytes_s": 1e13,
+    "pcie_rx_bytes_s": 1e13,
+    "nvlink_tx_bytes": 1 << 62,
+    "nvlink_rx_bytes": 1 << 62,
+    "ecc_corrected": 1 << 40,
+    "ecc_uncorrected": 1 << 40,
+}
+"""More than this is no reading but a driver's mark for none, or nonsense."""
+
 Reading = dict[str, Any]
 
 
@@ -131,6 +149,8 @@ class Meter:
     def _guarded(self, name: str, reader: Callable[[Meter], Reading]) -> Reading:
         try:
             values = reader(self)
+            if any(not 0 <= v <= GREATEST[c] for c, v in values.items() if c in GREATEST):
+                raise NoAnswerError("implausible")  # noqa: TRY301 - one way out for all of them
         except BaseException as error:  # noqa: BLE001 - what a C binding raises is no answer
             self._failed(name, reason_of(error))
             return {}
@@ -239,7 +259,7 @@ def _scaled(
 
 def _count(column: str, name: str, *args: int) -> Callable[[Meter], Reading]:
     def read(meter: Meter) -> Reading:
-        return {column: min(int(meter.ask(name, *args)), (1 << 63) - 1)}
+        return {column: int(meter.ask(name, *args))}
 
     return read
 

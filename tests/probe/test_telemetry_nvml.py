@@ -98,6 +98,20 @@ def test_a_metric_that_fails_for_a_while_comes_back(fake_gpus):
     assert asked == 2 + nvml_metrics.MAX_FAILURES
 
 
+def test_numbers_that_cannot_be_are_no_numbers(fake_gpus):
+    fake_gpus.say(
+        "gpus 1", "set 0 power 4294967295", "set 0 utilization 255", "set 0 memory 5",
+        "set 0 ecc_corrected 18446744073709551615", "set 0 energy 18446744073709551615",
+        "set 0 throttle 18446744073709551615",
+    )  # fmt: skip
+    found = Watched().sample()
+    (row,) = found.samples
+    assert not {"power_w", "utilization", "ecc_corrected", "energy_j"} & row.keys()
+    assert row["memory_bytes"] == 5
+    assert row["throttle"] == -1
+    assert capabilities(found)["power"] == "implausible"
+
+
 def test_a_name_that_cannot_be_decoded_is_unknown_and_the_gpu_is_sampled(fake_gpus):
     fake_gpus.say("gpus 1", "set 0 name \\xff", "set 0 utilization 5")
     found = Watched().sample()
