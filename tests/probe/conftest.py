@@ -71,14 +71,8 @@ class Box:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """All rows of a table, by process and number. Every part must be readable."""
-<<<<<<< HEAD
-        return sorted(read_rows(self.run, table), key=lambda r: (r["process_id"], r.get("seq", 0)))
-=======
-        found: list[dict[str, Any]] = []
-        for part in list_parts(self.run, table):
-            found += pq.read_table(part).to_pylist()
-        return sorted(found, key=lambda r: (r.get("process_id", 0), r.get("seq", 0)))
->>>>>>> 79461de (Telemetry: GPUs through NVML and the node, sampled by the collector in threads of their own)
+        rows = read_rows(self.run, table)
+        return sorted(rows, key=lambda r: (r.get("process_id", 0), r.get("seq", 0)))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Events of a kind, with their attributes decoded."""
