@@ -1,8 +1,8 @@
 """The collector's telemetry: GPUs and the node, once an interval, into the runs that live here.
 
 Sampling has a thread of its own, so that a driver that answers late, or never, holds up neither
-draining nor the other kind of sample. The threads only read; what they found is taken over, and
-written, by the collector's own thread. Nothing here runs in a training process.
+draining nor the other kind of sample, and so has each run folder's writing. The collector's own
+thread only hands over. Nothing here runs in a training process.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ class Telemetry:
         self._gpu_sampler.close()
         self._host_sampler.close()
         for run in self._runs.values():
-            if not run.flush(math.inf, self._log, last=True):
-                self._log(f"{run.waiting()} rows of telemetry for {run.run} are lost")
+            lost = run.finish(self._log)
+            if lost:
+                self._log(f"{lost} rows of telemetry for {run.run} are lost")
         if self._gpu_sampler.skipped:
             self._log(f"{self._gpu_sampler.skipped} GPU samples were skipped: the driver was late")

@@ -11,11 +11,12 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
+from badput.compact import compact_run
 from badput.host import Host
 from badput.nvml import Device
 from badput.nvml_faults import Fault, KernelLog, Told
 from badput.nvml_map import Found, resolve, visible
-from badput.parts import list_parts
+from badput.parts import list_parts, read_rows
 from badput.telemetry import INTERVAL_S, LEAST_S, Sampler, interval, scope
 from badput.telemetry_state import State, classify
 from badput.telemetry_store import RunTelemetry
@@ -378,6 +379,14 @@ def sample(number):
     return {"host": "h", "gpu_uuid": A, "time_ns": number, "power_w": 1.0}
 
 
+def write(store, now, log=lambda line: None, last=False):
+    """Flush, and wait for the thread that writes."""
+    store.flush(now, log, last)
+    if store._thread is not None:
+        store._thread.join(60)
+    return store.flush(now, log)
+
+
 def stored(run, table="gpu_samples"):
     return [r for part in list_parts(run, table) for r in pq.read_table(part).to_pylist()]
 
@@ -388,13 +397,14 @@ def test_a_part_that_could_not_be_written_is_written_later_once(tmp_path):
     lines = []
     store = RunTelemetry(str(run), 0)
     store.add("gpu_samples", [sample(1)])
-    assert not store.flush(0.0, lines.append)
+    assert not write(store, 0.0, lines.append)
     store.add("gpu_samples", [sample(2)])
     assert not store.flush(0.5, lines.append), "not before its pause is over"
-    assert not store.flush(1.5, lines.append)
+    assert store._thread is None
+    assert not write(store, 1.5, lines.append)
     assert len(lines) == 1
     run.unlink()
-    assert store.flush(100.0, lines.append)
+    assert write(store, 100.0, lines.append)
     assert [r["time_ns"] for r in stored(run)] == [1, 2]
     assert store.waiting() == 0
 
@@ -405,7 +415,7 @@ def test_a_gpu_is_described_to_a_run_once_and_again_when_it_changes(tmp_path):
     store.describe([row])
     store.describe([row])
     store.describe([{**row, "time_ns": 2, "capabilities": json.dumps({"power": "gpu_lost"})}])
-    assert store.flush(0.0, lambda line: None)
+    assert write(store, 0.0)
     assert [r["time_ns"] for r in stored(tmp_path, "devices")] == [1, 2]
 
 
@@ -416,6 +426,51 @@ def test_what_waits_for_a_folder_that_is_gone_is_bounded(tmp_path, monkeypatch):
     store = RunTelemetry(str(run), 0)
     for turn in range(20):
         store.add("gpu_samples", [sample(turn)])
-        store.flush(turn * 100.0, lambda line: None)
+        write(store, turn * 100.0)
     assert store.waiting() <= 10
     assert store.lost_rows == 20 - store.waiting()
+
+
+def test_what_is_left_at_the_end_is_written_or_counted(tmp_path):
+    store = RunTelemetry(str(tmp_path / "run"), 0)
+    store.add("gpu_samples", [sample(1)])
+    assert store.finish(lambda line: None) == 0
+    assert [r["time_ns"] for r in stored(tmp_path / "run")] == [1]
+    (tmp_path / "file").write_text("")
+    store = RunTelemetry(str(tmp_path / "file"), 0)
+    store.add("gpu_samples", [sample(1), sample(2)])
+    assert store.finish(lambda line: None) == 2
+
+
+def test_a_file_server_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr("badput.telemetry_store.write_rows", lambda *given: go_on.wait(60))
+    store = RunTelemetry(str(tmp_path), 0)
+    store.add("gpu_samples", [sample(1)])
+    began = time.monotonic()
+    for turn in range(100):
+        assert not store.flush(turn * 100.0, lambda line: None)
+        store.add("gpu_samples", [sample(turn)])
+    assert time.monotonic() - began < 30
+    assert store.finish(lambda line: None, timeout=0.1) > 0
+    go_on.set()
+
+
+def test_small_parts_become_few_and_no_row_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("badput.telemetry_store.FRESH", 10)
+    store = RunTelemetry(str(tmp_path), 0)
+    for turn in range(35):
+        store.add("gpu_samples", [sample(turn)])
+        assert write(store, turn * 100.0)
+        assert sorted(r["time_ns"] for r in read_rows(tmp_path, "gpu_samples")) == list(
+            range(turn + 1)
+        )
+    assert len(list_parts(tmp_path, "gpu_samples")) < 35
+    write(store, 1e6, last=True)
+    assert len(list((tmp_path / "facts" / "gpu_samples").iterdir())) < 12
+    assert len(read_rows(tmp_path, "gpu_samples")) == 35
+    for part in list_parts(tmp_path, "gpu_samples"):
+        os.utime(part, (1e9, 1e9))  # a compacted part is left alone while it is young
+    compact_run(tmp_path, every=True)
+    assert len(list_parts(tmp_path, "gpu_samples")) == 1
+    assert sorted(r["time_ns"] for r in read_rows(tmp_path, "gpu_samples")) == list(range(35))
