@@ -53,7 +53,7 @@ def gpu(con, uuid, bus, name="H100", **more):
 
 
 def only(con):
-    (found,) = read_processes(con)
+    (found,), _ = read_processes(con)
     return found.gpu_uuid, found.gpu_type, found.gpu_mapping
 
 
@@ -106,7 +106,7 @@ def test_unresolved_still_knows_the_type_and_a_broken_driver_changes_nothing(con
     said(con, -1, gpu_uuid=None, gpu_type="H100", mapping="unresolved")
     process(con, 2, gpu_uuid=B)
     said(con, -1, pid=2, gpu_uuid=None, gpu_type=None, mapping="unresolved", reason="x")
-    one, two = sorted(read_processes(con), key=lambda p: p.process_id)
+    one, two = sorted(read_processes(con)[0], key=lambda p: p.process_id)
     assert (one.gpu_uuid, one.gpu_type) == (None, "H100")
     assert (two.gpu_uuid, two.gpu_type) == (B, None)
 
