@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from badput_ledger import store
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import duckdb
 
 CLEAN = ("completed",)
@@ -195,7 +197,7 @@ def _read_devices(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> 
             if attrs.get("gpu_type") and kind is None:
                 kind = str(attrs["gpu_type"])
             if uuid is None and kind != "cpu":
-                uuid = _uuid(attrs) or places.get((process.host, _place(attrs)))
+                uuid = _uuid(attrs, names) or places.get((process.host, _place(attrs)))
                 if uuid is not None:
                     own = worth == _OWN_RECORD
                     process.gpu_mapping = "itself" if own else str(attrs.get("mapping"))
@@ -203,12 +205,16 @@ def _read_devices(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> 
         process.gpu_type = kind or names.get(uuid or "") or process.gpu_type
 
 
-def _uuid(attrs: dict[str, Any]) -> str | None:
-    """The UUID of a `device` event; torch writes it without the prefix."""
+def _uuid(attrs: dict[str, Any], listed: Collection[str]) -> str | None:
+    """The UUID of a `device` event. CUDA tells it without saying that it is a MIG instance's."""
     given = attrs.get("gpu_uuid")
     if not isinstance(given, str) or not given:
         return None
-    return given if given.startswith(("GPU-", "MIG-", "PCI-")) else f"GPU-{given}"
+    if given.startswith(("MIG-", "PCI-")):
+        return given
+    bare = given.removeprefix("GPU-")
+    mig = f"MIG-{bare}"
+    return mig if mig in listed else f"GPU-{bare}"
 
 
 def _place(attrs: dict[str, Any]) -> str | None:

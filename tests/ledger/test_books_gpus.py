@@ -88,6 +88,14 @@ def test_a_place_on_the_bus_will_do(con):
     assert only(con) == (B, "A100", "itself")
 
 
+def test_cuda_does_not_say_that_its_gpu_is_a_mig_instance(con):
+    gpu(con, A, "0000:01:00")
+    gpu(con, "MIG-1234", "0000:01:00", "H100 MIG 1g.10gb", parent_uuid=A)
+    process(con, gpu_type=None)
+    said(con, 7, gpu_uuid="GPU-1234")
+    assert only(con) == ("MIG-1234", "H100 MIG 1g.10gb", "itself")
+
+
 def test_what_the_best_event_leaves_open_the_next_ones_fill_in(con):
     process(con, gpu_type=None)
     said(con, 7, gpu_type="H100")
