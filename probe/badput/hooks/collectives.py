@@ -84,7 +84,6 @@ class CollectivesHook(Hook):
         self._patches: dict[str, Patch] = {}
         self._wait = Patch()
         self._lock = threading.Lock()
-        self.inside = threading.local()
         self.clear()
 
     def clear(self) -> None:
@@ -162,25 +161,24 @@ class CollectivesHook(Hook):
         return None if found is None or found[0]() is not work else found[1]
 
 
+_INSIDE = threading.local()
 HOOK = CollectivesHook()
 
 
 @guarded("collectives.begin")
 def _begin(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row | None:
     rec = live()
-    if rec is None or getattr(HOOK.inside, "on", False):
+    if rec is None or getattr(_INSIDE, "on", False):
         return None
     given = (*args[:3], *(v for k, v in kwargs.items() if k != "group"))
     group = kwargs.get("group")
     if group is None:
         group = next((a for a in args if hasattr(a, "group_name")), None)
-    HOOK.inside.on = True
     return Row(rec, name, given, group)
 
 
 @guarded("collectives.end")
 def _end(row: Row | None, work: Any) -> None:
-    HOOK.inside.on = False
     rec = live()
     if rec is None or row is None:
         return
@@ -217,9 +215,11 @@ def _wrap(
         if row is None:
             return original(*args, **kwargs)
         work = None
+        _INSIDE.on = True  # what it calls in turn is part of it
         try:
             work = original(*args, **kwargs)
         finally:
+            _INSIDE.on = False
             _end(row, work)
         return work
 

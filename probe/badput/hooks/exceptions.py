@@ -33,44 +33,50 @@ def _ends_thread(kind: type[BaseException], trace: TracebackType | None) -> None
         rec.event("note", {"what": what, "signature": f"{kind.__name__}{place}"})
 
 
+def _chain_program(previous: Any) -> Any:
+    def badput_excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        try:
+            _ends_program(kind, trace)
+        finally:
+            previous(kind, error, trace)
+
+    return badput_excepthook
+
+
+def _chain_thread(previous: Any) -> Any:
+    def badput_thread_excepthook(args: Any) -> None:
+        try:
+            _ends_thread(args.exc_type, args.exc_traceback)
+        finally:
+            previous(args)
+
+    return badput_thread_excepthook
+
+
 class ExceptionsHook(Hook):
     """Chains ``sys.excepthook`` and ``threading.excepthook``."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, Any, Any]] = []
+        self._held: dict[Any, tuple[Any, Any]] = {}
+        """By module: what was put there, and what was there before."""
 
     def attach(self, module: str, found: Any) -> None:
         """Note what ends the program, then do what would have been done anyway."""
-        if self._before:
-            return
-        previous, previous_thread = sys.excepthook, threading.excepthook
-
-        def badput_excepthook(
-            kind: type[BaseException], error: BaseException, trace: TracebackType | None
-        ) -> None:
-            try:
-                _ends_program(kind, trace)
-            finally:
-                previous(kind, error, trace)
-
-        def badput_thread_excepthook(args: Any) -> None:
-            try:
-                _ends_thread(args.exc_type, args.exc_traceback)
-            finally:
-                previous_thread(args)
-
-        sys.excepthook, threading.excepthook = badput_excepthook, badput_thread_excepthook
-        self._before = [
-            (sys, badput_excepthook, previous),
-            (threading, badput_thread_excepthook, previous_thread),
-        ]
+        places: list[tuple[Any, Any]] = [(sys, _chain_program), (threading, _chain_thread)]
+        for owner, chain in places:
+            if owner not in self._held:
+                previous: Any = owner.excepthook
+                owner.excepthook = chain(previous)
+                self._held[owner] = owner.excepthook, previous
 
     def detach(self) -> None:
         """Give back those that nobody has chained since; the others have nothing to record to."""
-        for owner, ours, previous in self._before:
+        for owner, (ours, previous) in list(self._held.items()):
             if owner.excepthook is ours:
                 owner.excepthook = previous
-        self._before = [b for b in self._before if b[0].excepthook is not b[2]]
+                del self._held[owner]
 
 
 HOOK = ExceptionsHook()

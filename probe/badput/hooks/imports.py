@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from functools import partial
 
 from badput.hooks.base import guarded
 
@@ -25,12 +26,18 @@ _waiting: dict[str, list[Callable[[Any], None]]] = {}
 
 
 def when_imported(name: str, action: Callable[[Any], None]) -> None:
-    """Call ``action`` with the module ``name``: now if it is imported, else as soon as it is."""
+    """Call ``action`` with the module ``name``: now if it is imported, else as soon as it is.
+
+    A module inside a package counts as imported only when the whole package is.
+    """
     module = sys.modules.get(name)
-    if module is not None and not _half_made(module):
+    if module is not None and not _half_made(module) and _package_of(name) is None:
         _run(action, module)
         return
     actions = _waiting.setdefault(name, [])
+    package = name.partition(".")[0]
+    if package not in sys.modules or _package_of(name) is not None:
+        _waiting.setdefault(package, [])
     if action not in actions:
         actions.append(action)
     if _FINDER not in sys.meta_path:
@@ -69,7 +76,20 @@ def _run(action: Callable[[Any], None], module: ModuleType) -> None:
     action(module)
 
 
+def _package_of(name: str) -> str | None:
+    """The package that ``name`` lies in, while that is being imported."""
+    package = name.partition(".")[0]
+    module = sys.modules.get(package)
+    half = package != name and module is not None and _half_made(module)
+    return package if half else None
+
+
 def _arrived(name: str, module: ModuleType) -> None:
+    package = _package_of(name)
+    if package is not None:
+        later = partial(_arrived, name, module)
+        _waiting.setdefault(package, []).insert(0, lambda _: later())
+        return
     for action in _waiting.pop(name, ()):
         _run(action, module)
     if not _waiting:
