@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, cast
 
+from badput_ledger import store
+
 if TYPE_CHECKING:
     from badput_ledger.books import Books
 
@@ -26,6 +28,10 @@ def build_quality(books: Books, report: dict[str, Any]) -> list[dict[str, str]]:
     notes = _Notes()
     for sentence in books.broken:
         notes.add("error", sentence, "parts")
+    waiting = store.waiting_spools(books.path)
+    if waiting:
+        what = f"{waiting} spools of ranks are not collected yet: badput collect {books.path}"
+        notes.add("warning", what, "spools")
     for severity, what, evidence in books.facts.notes:
         notes.add(severity, what, evidence)
     said = books.facts.config.get("notes")

@@ -79,12 +79,24 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
         raise BooksError(f"{str(folder)!r} cannot be the name of a folder: {error}.") from None
     if not names:
         raise BooksError(f"{folder} is empty; the folder of a run holds {FACTS}/TABLE/*.parquet.")
+    if not tables.intersection(TABLES) and waiting_spools(folder):
+        raise BooksError(
+            f"{folder} holds spools that are not collected yet; first: badput collect {folder}"
+        )
     if not tables.intersection(TABLES):
         raise BooksError(
             f"{folder} is not the folder of a run: it has no {FACTS}/ with tables of badput; "
             "logs become one with `badput import`."
         )
     return folder
+
+
+def waiting_spools(folder: Path) -> int:
+    """Spools that ranks copied into the run folder themselves and nobody made parts of yet."""
+    try:
+        return sum(len(entry.name) == 16 for entry in (folder / "spools").iterdir())
+    except OSError:
+        return 0
 
 
 def read_parts(folder: Path, table: str) -> tuple[list[Part], list[str]]:

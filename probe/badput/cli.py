@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
     "collect": (None, "turn spools that were left behind into Parquet parts"),
     "compact": (None, "turn the many small parts of a run into few bigger ones"),
     "status": (None, "how runs stand right now: step, phase, hangs, goodput, who is behind"),
+    "doctor": (None, "what of the recording works on this machine, what does not, and why"),
     "train": ("trainer", "run the reference trainer, with faults if you like"),
 }
 """Every command: the extra it needs (None: the base install) and one line of help."""
@@ -35,6 +36,7 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
 LIGHT = {
     "collect": "badput.collect",
     "compact": "badput.compact",
+    "doctor": "badput.doctor",
     "status": "badput.status",
 }
 """Where the commands of the base install lie; each module has a ``main``."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from badput import clock
+from badput.copying import FOLDER, beats, is_copy, open_drain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +22,9 @@ Turn spools that were left behind into Parquet parts.
 A spool is what a training process recorded and no collector has put into its run folder yet:
 after the whole container or node session was torn down, or when no collector could be
 started. SPOOL_DIR is the spool root (by default badput-<uid> in the folder for temporary
-files) or one spool below it. Spools of processes that still live are drained and kept;
-finished ones are removed afterwards."""
+files), one spool below it, or a run folder into which its ranks copied their spools
+themselves. Spools of processes that still live are drained and kept; finished ones are
+removed afterwards."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,12 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("spool_dir", metavar="SPOOL_DIR", help="spool root, or one spool")
+    what = "spool root, one spool, or a run folder into which its ranks copied their spools"
+    parser.add_argument("spool_dir", metavar="SPOOL_DIR", help=what)
     parser.add_argument(
         "--into", metavar="RUN", help="write here instead of the run folder that each spool names"
     )
     args = parser.parse_intermixed_args(sys.argv[1:] if argv is None else list(argv))
     folder = Path(args.spool_dir)
+    if _holds_copies(folder):
+        args.into = args.into or str(folder)
+        folder /= FOLDER
     problem = _problem(folder)
     if problem:
         print(f"badput collect: {problem}", file=sys.stderr)
@@ -47,6 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     outcomes = [_collect(spool, args.into) for spool in spools]
     return 0 if all(outcomes) else 1
+
+
+def _holds_copies(folder: Path) -> bool:
+    """Is it a run folder into which ranks copied their spools themselves?"""
+    try:
+        return (folder / FOLDER).is_dir()
+    except OSError:
+        return False
 
 
 def _problem(folder: Path) -> str | None:
@@ -78,11 +93,11 @@ def _spools(root: Path) -> list[Path]:
 
 def _collect(path: Path, into: str | None) -> bool:
     """Drain one spool and say what was done; False if it could not be."""
-    from badput.drain import BusyError, Drain
+    from badput.drain import BusyError
     from badput.reader import UnreadableError
 
     try:
-        drain = Drain(path)
+        drain = open_drain(path)
     except BusyError:
         print(f"{path.name}: a collector is at work on it; left to it")
         return True
@@ -126,12 +141,17 @@ def _drain(drain: Drain) -> str:
     )
     watch = Watch(facts, drain.reader.control_fd(), here)
     closed = drain.reader.writer()[2]
-    dead = watch.dead()
+    # Of a process on another node a copy that was renewed a moment ago says that it lives.
+    dead = watch.dead() and (here or not beats(str(drain.path)))
     count = drain.drain(writer_dead=dead)
     text = f"{drain.path.name}: {count} records into {drain.run}"
     if dead or closed:
         end = drain.finish(watch.status(), clock.wall())
+        copied = is_copy(str(drain.path))
         drain.remove()
+        if copied:
+            with contextlib.suppress(OSError):  # others are in it
+                drain.path.parent.rmdir()
         text += f"; the process ended ({end['reason']}) in phase {end['phase']}"
     else:
         text += f"; pid {facts['process']['pid']} still runs, its spool stays"

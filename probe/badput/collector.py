@@ -162,11 +162,12 @@ class Collector:
                 log(f"{name}: left alone: {error}")
 
     def _adopt(self, name: str) -> None:
-        from badput.drain import BusyError, Drain
+        from badput.copying import open_drain
+        from badput.drain import BusyError
         from badput.watch import Watch
 
         try:
-            drain = Drain(self.root / name)
+            drain = open_drain(self.root / name)
         except BusyError:
             self._busy.add(name)
             return

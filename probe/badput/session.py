@@ -9,7 +9,7 @@ import sys
 import time
 from typing import cast
 
-from badput import __version__, clock, guard, hooks, identity, stacks
+from badput import __version__, clock, copying, guard, hooks, identity, stacks
 from badput.hooks.frameworks import as_json
 from badput.recorder import Recorder
 from badput.spawn import ensure_collector
@@ -58,11 +58,26 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
     _say_when_leaving(recorder)
     _keep_stacks(recorder, _root, who["watch"])
     _attach_hooks(recorder, who["process"], given)
+    _see_to_the_spool(recorder, _root, who["run"])
+    return recorder
+
+
+def _see_to_the_spool(recorder: Recorder, root: str, run: str) -> None:
+    """Have a collector drain the spool, or a thread copy it where no process may be started."""
     try:
-        ensure_collector(_root)
+        if os.environ.get("BADPUT_COLLECTOR") == "thread":
+            copying.start(recorder, run)
+            return
+        try:
+            ensure_collector(root)
+        except Exception as error:
+            copying.start(recorder, run)
+            if not isinstance(error, OSError):
+                raise
+            text = f"no collector can be started ({error}); a thread copies what is recorded"
+            guard.say("collector start", f"{text}; afterwards: badput collect {run}")
     except Exception as error:  # noqa: BLE001 - what is recorded waits for the next collector
         guard.fail("collector start", error)
-    return recorder
 
 
 def facts(process_id: int, run: str, role: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +175,9 @@ def stop(recorder: Recorder, timeout: float) -> None:
     disconnect(recorder)
     deadline = time.monotonic() + min(max(timeout, 0.0), MAX_CLOSE_S)
     try:
-        if _root is not None:
+        if copying.active():
+            copying.last_copy()
+        elif _root is not None:
             ensure_collector(_root)
         while not recorder.spool.acknowledged() and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -202,9 +202,11 @@ def _runs(folder: Path, lives: list[Live]) -> list[str]:
     """The runs in ``folder``. Raises ValueError with a sentence."""
     own = os.path.abspath(folder)  # noqa: PTH100 - as init() makes it, links not followed
     recorded = {x.run for x in lives if x.run == own or x.run.startswith(own + "/")}
-    if own in recorded or is_run(folder) or (folder / "spools").is_dir():
+    if own in recorded:
         return [own]
     try:
+        if is_run(folder) or (folder / "spools").is_dir():
+            return [own]
         below = [p for p in folder.iterdir() if p.is_dir() and is_run(p)]
     except FileNotFoundError:
         below = []
