@@ -44,6 +44,7 @@ ALONE = {
     "wrong use": {10: ["wrong_use"], 30: ["+wrong_use"]},
     "no descriptors": {10: ["no_descriptors"], 30: ["+no_descriptors"]},
     "descriptors closed": {10: ["close_descriptors"], 30: ["+close_descriptors"]},
+    "NVML lies": {20: ["nvml_lies"], 40: ["kill_collector"]},
     "checkpoints": {10: ["checkpoint"], 30: ["+checkpoint"]},
 }
 """Step -> what happens at it; a ``+`` means in the middle of the step."""
@@ -79,9 +80,14 @@ class Place:
             "CHAOS_SCRATCH": str(self.folder / f"{name}.pt"),
             "CHAOS_PLAN": json.dumps(plan),
             "HOME": str(self.folder),
+            "FAKE_NVML": str(self.folder / f"{name}-nvml"),
+            "LD_LIBRARY_PATH": str(self.folder),
+            "BADPUT_SAMPLE_S": "0.2",
             **env,
         }
         variables.pop("BADPUT_STRICT", None)
+        (self.folder / f"{name}-nvml").write_text("gpus 2\n")
+        (self.folder / f"{name}-nvml").chmod(0o666)
         command = [*self.inside(), sys.executable, str(TRAIN), str(out)]
         done = subprocess.run(
             command, env=variables, text=True, capture_output=True, timeout=LIMIT_S, check=False
@@ -127,8 +133,11 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place():
+def place(gcc):
     made = Place()
+    source = Path(__file__).parents[1] / "fake_nvml" / "fake_nvml.c"
+    library = made.folder / "libnvidia-ml.so.1"
+    subprocess.run([gcc, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
     if subprocess.run([*made.inside(), "true"], capture_output=True, check=False).returncode:
         made.stop()
         pytest.skip("no mount namespace may be made here, so no small disk can be filled")

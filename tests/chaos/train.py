@@ -216,6 +216,17 @@ def close_descriptors() -> None:
     os.closerange(3, 256)
 
 
+def nvml_lies() -> None:
+    """The GPU library answers with nonsense, late, and then not at all."""
+    script = Path(os.environ["FAKE_NVML"])
+    lies = (
+        "gpus 64", "set * utilization 4000000000", "set * uuid x" + "y" * 70, "set * name \xff\xfe",
+        "rate * energy -5", "sleep * PowerUsage 3000", "xid 0 79", "fail * MemoryInfo 15",
+        "fail * * 999 500",
+    )  # fmt: skip
+    script.write_text("\n".join(lies), encoding="latin-1")
+
+
 def checkpoint() -> None:
     """A save to disk and one to memory, and a load."""
     with badput.span("save", path="x"):
