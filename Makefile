@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt | check-python
 	@echo "Installing badput with trainer and tests into $(VENV): some minutes the first time ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt --upgrade pip
-	$(PIP) install -c constraints.txt -e '.[all]' --group test --group lint
+	$(PIP) install -c constraints.txt -e '.[all]' --group test --group adapters --group lint
 	@touch $@
 
 $(DEMO)/.ready: pyproject.toml constraints.txt | check-python

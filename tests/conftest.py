@@ -3,12 +3,16 @@ and a failure where BADPUT_REQUIRE names it (CI installs everything and says so)
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,6 +50,18 @@ def gcc() -> str:
     if path := shutil.which("gcc"):
         return path
     missing("gcc", "no gcc on PATH; on Debian: apt-get install gcc libc6-dev")
+
+
+@pytest.fixture
+def needs() -> Callable[..., None]:
+    """Says which packages a test needs."""
+
+    def check(*packages: str) -> None:
+        for package in packages:
+            if importlib.util.find_spec(package) is None:
+                missing(package, f"{package} is not installed; the group adapters has it")
+
+    return check
 
 
 @pytest.fixture

@@ -110,10 +110,13 @@ def read_processes(con: duckdb.DuckDBPyConnection) -> tuple[list[Process], list[
     """
     signs = {int(r["process_id"]): r for r in store.rows(con, _SIGNS)}
     found: dict[int, Process] = {}
+    parents: set[int] = set()
     for row in store.rows(con, "SELECT * FROM processes ORDER BY start_ns, process_id"):
         pid = int(row["process_id"])
         if pid not in found:
             found[pid] = _process(row, signs.get(pid))
+            if row.get("role") != "launcher" and row.get("parent") is not None:
+                parents.add(int(row["parent"]))
     for pid, sign in signs.items():
         if pid not in found and sign["rank"] is not None:
             # Its processes row is lost; its records still say that it lived.
@@ -122,6 +125,10 @@ def read_processes(con: duckdb.DuckDBPyConnection) -> tuple[list[Process], list[
     _read_devices(con, found)
     _read_ends(con, found)
     ordered = sorted(found.values(), key=lambda p: (p.start_ns, p.rank or 0, p.process_id))
+    for p in ordered:
+        # A script below `badput run` that never stepped and started ranks is their launcher.
+        if p.role == "rank" and p.last_step_ns is None and p.process_id in parents:
+            p.role = "launcher"
     return ordered, _read_exits(con, ordered)
 
 
@@ -269,6 +276,13 @@ def _read_exits(con: duckdb.DuckDBPyConnection, ordered: list[Process]) -> list[
     seen: set[int] = set()
     left: list[Exit] = []
     for said in exits:
+        if said.rank is None and said.writer not in by_id:
+            # Of `badput run`: what it started may be a rank, or a launcher.
+            process = _started(ordered, said)
+            if process is not None:
+                seen.add(process.process_id)
+                _take(process, said)
+            continue
         writer = by_id.get(said.writer)
         if writer is not None and writer.rank != said.rank:
             writer.others.append(said)
@@ -301,6 +315,18 @@ def _lived(ordered: list[Process], said: Exit) -> list[Process]:
         for p in ordered
         if p.role == "rank" and p.rank == said.rank and p.start_ns <= said.time_ns
     ]
+
+
+def _started(ordered: list[Process], said: Exit) -> Process | None:
+    """The rank with the pid that a launcher on the same host started."""
+    hosts = {p.host for p in ordered if p.process_id == said.writer}
+    same = [
+        p
+        for p in ordered
+        if p.role == "rank" and p.host in hosts and p.pid == said.pid is not None
+        and p.start_ns <= said.time_ns
+    ]  # fmt: skip
+    return same[-1] if same else None
 
 
 def _exit(row: dict[str, Any]) -> Exit:

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
     "compact": (None, "turn the many small parts of a run into few bigger ones"),
     "status": (None, "how runs stand right now: step, phase, hangs, goodput, who is behind"),
     "doctor": (None, "what of the recording works on this machine, what does not, and why"),
+    "run": (None, "run a training command with the probe inside"),
     "train": ("trainer", "run the reference trainer, with faults if you like"),
 }
 """Every command: the extra it needs (None: the base install) and one line of help."""
@@ -38,6 +39,7 @@ LIGHT = {
     "compact": "badput.compact",
     "doctor": "badput.doctor",
     "status": "badput.status",
+    "run": "badput.run",
 }
 """Where the commands of the base install lie; each module has a ``main``."""
 

@@ -116,6 +116,7 @@ def launcher() -> dict[str, Any]:
     pod = first(*map(env_text, ("POD_NAME", "MY_POD_NAME")))
     if pod is None and scheduler == "kubernetes":
         pod = env_text("HOSTNAME")  # a container's host name is its pod's name
+    parent = os.environ.get("BADPUT_PARENT", "")  # set by `badput run` and by scripts below it
     return {
         "job_id": first(env_text("BADPUT_JOB_ID"), _torch_id(), _slurm_job()),
         "attempt": first(
@@ -127,6 +128,7 @@ def launcher() -> dict[str, Any]:
         "scheduler": scheduler,
         "node": first(*map(env_text, ("SLURMD_NODENAME", "NODE_NAME", "MY_NODE_NAME"))),
         "pod": pod,
+        "parent": int(parent) if parent.isdigit() and len(parent) < 20 else None,
     }
 
 

@@ -131,6 +131,7 @@ _TABLES = (
             col("scheduler", "string", "", "what started it: slurm, kubernetes, torchrun, ..."),
             col("node", "string", "", "the scheduler's name of the node"),
             col("pod", "string", "", "Kubernetes pod, or the container's name"),
+            col("parent", "int64", "id", "process_id of the launcher or script that started it"),
             col("frameworks", "string", "JSON", "versions of torch and what runs on it, by name"),
         ),
     ),

@@ -41,13 +41,16 @@ def ensure_collector(root: str) -> bool:
     starts a collector. A shell in between puts it into the background: it becomes no child
     of the training process, whose own waitpid() must not meet a stranger.
     """
-    if not sys.executable or getattr(sys, "frozen", False):  # it would start the program again
-        raise OSError("no Python to start the collector with; use `badput collect` afterwards")
+    python = os.environ.get("BADPUT_PYTHON")  # of `badput run`: ours may lack what it needs
+    if not python or not os.access(python, os.X_OK):
+        python = sys.executable
+        if not python or getattr(sys, "frozen", False):  # it would start the program again
+            raise OSError("no Python to start the collector with; use `badput collect` afterwards")
     with above_standard():
-        return _ensure_collector(root)
+        return _ensure_collector(root, python)
 
 
-def _ensure_collector(root: str) -> bool:
+def _ensure_collector(root: str, python: str) -> bool:
     root_fd = open_root(root)
     lock: int | None = None
     log: int | None = None
@@ -58,14 +61,14 @@ def _ensure_collector(root: str) -> bool:
         log = _open_log(root_fd)
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), package) if p)
-        command = [sys.executable, "-P", "-m", "badput.collector", root, "--lock-fd", str(lock)]
+        command = [python, "-P", "-m", "badput.collector", root, "--lock-fd", str(lock)]
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "BADPUT_AUTO": ""},
             pass_fds=(lock,),
             start_new_session=True,
             check=True,

@@ -82,7 +82,7 @@ def test_rank_and_world_come_from_one_source(env, found, monkeypatch):
 def test_job_node_and_pod(env, found, monkeypatch):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    nothing = dict.fromkeys(("job_id", "attempt", "endpoint", "scheduler", "node", "pod"))
+    nothing = dict.fromkeys(("job_id", "attempt", "endpoint", "scheduler", "node", "pod", "parent"))
     assert identity.launcher() == nothing | found
 
 

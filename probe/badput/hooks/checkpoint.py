@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SMALL = 1 << 20
 """Bytes; what is not larger is no checkpoint by itself."""
 _MAX_VISITS = 20_000
+_COUNTERS = ("step", "global_step", "iteration")
+"""Names under which scripts save how many steps were done."""
 _SAVE = CATEGORY["save"]
 _now = clock.mono
 _torch: Any = None
@@ -221,7 +223,13 @@ def _load_begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | None:
 
 
 @guarded("checkpoint.load ends")
-def _load_ends(span: Span, error: BaseException | None) -> None:
+def _load_ends(span: Span, error: BaseException | None, loaded: object = None) -> None:
+    if OPTIMIZER.auto and type(loaded) is dict:
+        # Nobody else says where such a script's steps go on.
+        state = cast("dict[object, object]", loaded)
+        step = next((state[n] for n in _COUNTERS if type(state.get(n)) is int), None)
+        if step is not None:
+            span.attrs.setdefault("step", step)
     span.__exit__(None if error is None else type(error), error, None)
 
 
@@ -236,7 +244,7 @@ def _load(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             _load_ends(span, error)
             raise
-        _load_ends(span, None)
+        _load_ends(span, None, result)
         return result
 
     return load
