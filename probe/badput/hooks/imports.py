@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _waiting: dict[str, list[Callable[[Any], None]]] = {}
+_ran: set[str] = set()
+"""Modules that have run to their end here; the import calls them half made a moment longer."""
 
 
 def when_imported(name: str, action: Callable[[Any], None]) -> None:
@@ -68,6 +70,8 @@ def _leave() -> None:
 
 
 def _half_made(module: ModuleType) -> bool:
+    if module.__name__ in _ran:
+        return False
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
@@ -141,7 +145,9 @@ def _watch(spec: ModuleSpec, name: str) -> None:
     def exec_module(module: ModuleType) -> None:
         with contextlib.suppress(AttributeError):
             del loader.exec_module
+        _ran.discard(name)
         original(module)
+        _ran.add(name)
         _arrived(name, module)
 
     with contextlib.suppress(AttributeError, TypeError):
