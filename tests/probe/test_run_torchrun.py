@@ -52,7 +52,7 @@ def test_a_killed_rank_gives_two_sessions_and_the_right_lost_steps(box, needs):
     assert (first["first_step"], first["last_step"]) == (1, 12)
     # Of two deaths between two looks of the collector it cannot tell which was first.
     assert first["end_reason"] in ("killed", "signal")
-    assert {(e["rank"], e["attrs"]["signal"]) for e in box.events("end")} >= {(1, 9), (0, 15)}
+    assert {(e["rank"], e["attrs"]["signal"]) for e in box.events("end")} >= {(1, 9)}
     assert (second["first_step"], second["last_step"]) == (11, 20)
     assert second["resumed_from"] == 10
     assert second["end_reason"] == "completed"
