@@ -56,8 +56,7 @@ def build(con: duckdb.DuckDBPyConnection) -> None:
 
 
 _PART_OF = """
-CREATE MACRO part_of(x, num, den, rest) AS
+CREATE MACRO part_of(x, from_step, to_step, den) AS
     CASE WHEN den = 1 THEN x
-         WHEN rest THEN x - (x::HUGEINT * num // den)::BIGINT
-         ELSE (x::HUGEINT * num // den)::BIGINT END
+         ELSE (x::HUGEINT * to_step // den - x::HUGEINT * from_step // den)::BIGINT END
 """

@@ -248,7 +248,7 @@ def test_the_json_report_keeps_its_contract(make: Any, capsys: Any) -> None:
         "lost_steps", "gap_before_s",
     }  # fmt: skip
     assert session <= set(report["sessions"][0])
-    assert set(report["verdict"]) == {"headline", "why", "next"}
+    assert {"headline", "why", "next"} <= set(report["verdict"])
 
 
 def test_the_text_report_fits_a_terminal_and_starts_with_the_verdict(
@@ -258,7 +258,7 @@ def test_the_text_report_fits_a_terminal_and_starts_with_the_verdict(
     out = capsys.readouterr().out
     assert max(len(line) for line in out.splitlines()) <= 80
     lines = out.splitlines()
-    assert lines[0].startswith("75.0% of 0.01111 GPU-hours went into steps")
+    assert lines[0].startswith("75.0% of 40.0 GPU-seconds went into steps")
     assert any(line.startswith("Why:  The biggest loss is C.model") for line in lines)
     assert any(line.startswith("Next: ") for line in lines)
     assert "30 executed = 30 kept + 0 lost + 0 skipped" in out

@@ -1,5 +1,5 @@
--- What became of each step row: kept, a D leaf or an F leaf. A row of several steps that the
--- cut divides becomes two; the lost one takes the floor of its share.
+-- What became of each step row: kept, a D leaf or an F leaf. A row of several steps becomes one for
+-- each fate among them; the lost ones take the floor of their share.
 -- rows: many
 WITH rewound AS (
     SELECT session, rank,
@@ -13,39 +13,45 @@ marked AS (
     LEFT JOIN rewound w USING (session, rank) LEFT JOIN skips k USING (session, step)
 ),
 judged AS (
-    SELECT * EXCLUDE (hits, skip_leaf),
-        CASE WHEN len(hits) > 0 THEN
-                 (CASE WHEN list_bool_or(list_transform(hits, lambda m: m.declared))
-                       THEN 'D.rewind' ELSE 'D.recomputed' END)
-             WHEN completed_upto IS NULL OR step - n_steps >= completed_upto THEN 'D.partial'
-             WHEN step - n_steps >= kept_upto THEN lost_leaf
-             ELSE coalesce(skip_leaf, 'kept') END AS fate,
-        CASE WHEN coalesce(len(hits), 0) = 0 AND kept_upto > step - n_steps AND kept_upto < step
-             THEN step - kept_upto ELSE 0 END AS lost_steps
+    SELECT * EXCLUDE (hits, skip_leaf), len(hits) > 0 AS rewound, coalesce(skip_leaf, 'kept') AS kept_leaf,
+        CASE WHEN list_bool_or(list_transform(hits, lambda m: m.declared))
+             THEN 'D.rewind' ELSE 'D.recomputed' END AS rewind_leaf,
+        greatest(0, least(step, kept_upto) - (step - n_steps)) AS kept_steps,
+        coalesce(greatest(0, least(step, completed_upto) - greatest(step - n_steps, kept_upto)), 0)
+            AS lost_steps
     FROM marked
+),
+counted AS (
+    SELECT *, coalesce(rewound, false) AS whole, n_steps - lost_steps - coalesce(kept_steps, 0) AS partial_steps
+    FROM judged
+),
+piece AS (  -- where each begins and ends among the steps of its row: lost, partial, kept
+    SELECT *, step AS last, n_steps AS steps, 0 AS from_step, n_steps AS to_step, rewind_leaf AS fate
+    FROM counted WHERE whole
+    UNION ALL
+    SELECT *, least(step, completed_upto), lost_steps, 0, lost_steps, lost_leaf
+    FROM counted WHERE NOT whole AND lost_steps > 0
+    UNION ALL
+    SELECT *, step, partial_steps, lost_steps, lost_steps + partial_steps, 'D.partial'
+    FROM counted WHERE NOT whole AND partial_steps > 0
+    UNION ALL
+    SELECT *, least(step, kept_upto), kept_steps, n_steps - kept_steps, n_steps, kept_leaf
+    FROM counted WHERE NOT whole AND kept_steps > 0
 ),
 share AS (
     SELECT session, rank, stage, replica, process_id, seq, start_ns, plain_ns, n_steps AS row_steps,
-           step, n_steps, fate, at_risk_after, 1 AS num, 1 AS den, false AS rest
-    FROM judged WHERE lost_steps = 0
-    UNION ALL
-    SELECT session, rank, stage, replica, process_id, seq, start_ns, plain_ns, n_steps,
-           step, lost_steps, CASE WHEN kept_upto = completed_upto THEN 'D.partial' ELSE lost_leaf END,
-           at_risk_after, lost_steps, n_steps, false
-    FROM judged WHERE lost_steps > 0
-    UNION ALL
-    SELECT session, rank, stage, replica, process_id, seq, start_ns, plain_ns, n_steps,
-           kept_upto, n_steps - lost_steps, fate, at_risk_after, lost_steps, n_steps, true
-    FROM judged WHERE lost_steps > 0
+           last AS step, steps AS n_steps, fate, at_risk_after, from_step, to_step,
+           CASE WHEN steps = n_steps THEN 1 ELSE n_steps END AS den
+    FROM piece
 )
 SELECT s.*, t.step AS row_step,
-       -- the share of a nanosecond or token count: floor for the lost part, the rest for the kept
-       part_of(t.time_ns, num, den, rest) AS time_ns, part_of(t.stall_ns, num, den, rest) AS stall_ns,
-       part_of(t.loop_ns, num, den, rest) AS loop_ns, part_of(t.wait_ns, num, den, rest) AS wait_ns,
-       part_of(t.comm_ns, num, den, rest) AS comm_ns, part_of(t.busy_ns, num, den, rest) AS busy_ns,
-       part_of(t.overhead_ns, num, den, rest) AS overhead_ns,
-       part_of(t.eval_ns, num, den, rest) AS eval_ns, part_of(t.save_ns, num, den, rest) AS save_ns,
-       part_of(t.snapshot_ns, num, den, rest) AS snapshot_ns,
-       part_of(t.compile_ns, num, den, rest) AS compile_ns,
-       part_of(t.tokens, num, den, rest) AS tokens, part_of(t.padding, num, den, rest) AS padding
+       -- the share of a nanosecond or token count: floors that add up to the whole
+       part_of(t.time_ns, from_step, to_step, den) AS time_ns, part_of(t.stall_ns, from_step, to_step, den) AS stall_ns,
+       part_of(t.loop_ns, from_step, to_step, den) AS loop_ns, part_of(t.wait_ns, from_step, to_step, den) AS wait_ns,
+       part_of(t.comm_ns, from_step, to_step, den) AS comm_ns, part_of(t.busy_ns, from_step, to_step, den) AS busy_ns,
+       part_of(t.overhead_ns, from_step, to_step, den) AS overhead_ns,
+       part_of(t.eval_ns, from_step, to_step, den) AS eval_ns, part_of(t.save_ns, from_step, to_step, den) AS save_ns,
+       part_of(t.snapshot_ns, from_step, to_step, den) AS snapshot_ns,
+       part_of(t.compile_ns, from_step, to_step, den) AS compile_ns,
+       part_of(t.tokens, from_step, to_step, den) AS tokens, part_of(t.padding, from_step, to_step, den) AS padding
 FROM share s JOIN step_time t USING (process_id, seq)

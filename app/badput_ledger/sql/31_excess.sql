@@ -4,7 +4,7 @@
 WITH warm AS (
     SELECT f.*, u.b_ns AS all_b_ns, f.plain_ns AS full_plain_ns,
            u.b_ns IS NOT NULL AND coalesce(f.row_step < u.first_usual_step, true) AS early_step,
-           part_of(greatest(f.plain_ns - g.b_ns * f.row_steps, 0), num, den, rest) AS over_ns,
+           part_of(greatest(f.plain_ns - g.b_ns * f.row_steps, 0), from_step, to_step, den) AS over_ns,
            g.b_ns AS stage_b_ns
     FROM fates f LEFT JOIN usual u USING (session)
     LEFT JOIN stage_usual g ON g.session = f.session AND g.stage = coalesce(f.stage, -1)

@@ -1,0 +1,34 @@
+"""A row of several steps, as logs print them, whose steps did not all come to the same end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from badput_ledger.books import open_books
+from badput_ledger.fsck import check
+
+
+def test_a_row_that_only_began_before_the_other_rank_stopped_is_lost_and_partial(make: Any) -> None:
+    """Rank 1 logs steps 9..11 as one row, rank 0 finished 9; the next session resumed from 4."""
+    first, second = make.process(0, world=2), make.process(0, rank=1, world=2)
+    make.steps(first, 1, 9, 0, 1.0)
+    make.steps(second, 1, 8, 0, 1.0, rank=1)
+    make.step(second, 11, 8, 3.0, rank=1, n=3)
+    make.end(first, 11, reason="killed")
+    make.end(second, 11, rank=1, reason="killed")
+    for rank in (0, 1):
+        pid = make.process(11, rank=rank, world=2)
+        make.span(pid, "load", 11, 0.5, rank=rank, step=4)
+        make.end(pid, make.steps(pid, 5, 12, 12, 1.0, rank=rank), rank=rank)
+    with open_books(make.write()) as books:
+        assert [c for c in check(books) if not c["ok"]] == []
+        steps = books.report()["steps"]
+        rows = books.rows(
+            "SELECT fate, sum(n_steps)::INT AS n, sum(time_ns)::BIGINT AS ns FROM fates "
+            "WHERE row_step = 11 AND row_steps = 3 GROUP BY fate ORDER BY fate"
+        )
+    assert (steps["executed"], steps["kept"], steps["lost"]) == (17, 12, 5)
+    assert [(r["fate"], r["n"], r["ns"]) for r in rows] == [
+        ("D.partial", 2, 2_000_000_000),
+        ("D.recomputed", 1, 1_000_000_000),
+    ]
