@@ -16,26 +16,27 @@ judged AS (
     SELECT * EXCLUDE (hits, skip_leaf), len(hits) > 0 AS rewound, coalesce(skip_leaf, 'kept') AS kept_leaf,
         CASE WHEN list_bool_or(list_transform(hits, lambda m: m.declared))
              THEN 'D.rewind' ELSE 'D.recomputed' END AS rewind_leaf,
-        greatest(0, least(step, kept_upto) - (step - n_steps)) AS kept_steps,
-        coalesce(greatest(0, least(step, completed_upto) - greatest(step - n_steps, kept_upto)), 0)
-            AS lost_steps
+        -- the last of its steps that was finished, and the last that counts (least skips NULL)
+        least(step, greatest(coalesce(completed_upto, step - n_steps), step - n_steps)) AS done_to,
+        least(step, greatest(least(coalesce(completed_upto, step - n_steps), kept_upto), step - n_steps)) AS kept_to
     FROM marked
 ),
 counted AS (
-    SELECT *, coalesce(rewound, false) AS whole, n_steps - lost_steps - coalesce(kept_steps, 0) AS partial_steps
+    SELECT *, coalesce(rewound, false) AS whole, kept_to - (step - n_steps) AS kept_steps,
+           done_to - kept_to AS lost_steps, step - done_to AS partial_steps
     FROM judged
 ),
 piece AS (  -- where each begins and ends among the steps of its row: lost, partial, kept
     SELECT *, step AS last, n_steps AS steps, 0 AS from_step, n_steps AS to_step, rewind_leaf AS fate
     FROM counted WHERE whole
     UNION ALL
-    SELECT *, least(step, completed_upto), lost_steps, 0, lost_steps, lost_leaf
+    SELECT *, done_to, lost_steps, 0, lost_steps, lost_leaf
     FROM counted WHERE NOT whole AND lost_steps > 0
     UNION ALL
     SELECT *, step, partial_steps, lost_steps, lost_steps + partial_steps, 'D.partial'
     FROM counted WHERE NOT whole AND partial_steps > 0
     UNION ALL
-    SELECT *, least(step, kept_upto), kept_steps, n_steps - kept_steps, n_steps, kept_leaf
+    SELECT *, kept_to, kept_steps, n_steps - kept_steps, n_steps, kept_leaf
     FROM counted WHERE NOT whole AND kept_steps > 0
 ),
 share AS (
