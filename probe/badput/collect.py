@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from badput import clock
 from badput.copying import FOLDER, beats, is_copy, open_drain
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def _drain(drain: Drain) -> str:
     count = drain.drain(writer_dead=dead)
     text = f"{drain.path.name}: {count} records into {drain.run}"
     if dead or closed:
-        end = drain.finish(watch.status(), clock.wall())
+        end = drain.finish(watch.status(), drain.now())
         copied = is_copy(str(drain.path))
         drain.remove()
         if copied:

@@ -12,6 +12,7 @@ once. Killed, it loses nothing: the next one goes on where its position was save
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -20,10 +21,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from badput import clock, identity
+from badput import identity
 from badput.duties import Guarded, duties
 from badput.spawn import try_lock
 from badput.spool import SpoolError, open_root
+from badput.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,14 +35,22 @@ if TYPE_CHECKING:
 
 TICK_S = 0.2
 """How often the control pages are looked at."""
-FLUSH_S = (1.0, 10.0)
-"""Time between two rounds of one spool: short at first, so that short runs show up."""
+FLUSH_S = (1.0, 10.0, 60.0)
+"""Time between two rounds of one spool: short at first, so that short runs show up, then up to
+the second; up to the third for a process that has lived SETTLED_S and records little."""
+SETTLED_S = 600.0
+SLOW_RECORDS = 1000
+"""Records of one round below which its file is small."""
 IDLE_S = 5.0
 """How long to stay without any spool."""
 STALE_S = 600.0
 """Age of a half-made spool, which takes milliseconds to make, that nobody finishes any more."""
 RETRY_S = (1.0, 30.0)
 """Pause after a failed round (disk full, run folder gone): doubled up to the second figure."""
+KEEP_S = 3600.0
+"""How long to try for a process that has ended; then its spool is left for `badput collect`."""
+HANGS_S = 60.0
+"""A run folder that answers later than this is named in the log."""
 
 
 def log(text: str) -> None:
@@ -65,7 +75,10 @@ def sweep(root: Path) -> None:
 
 
 class Tended:
-    """One spool that this collector looks after."""
+    """One spool that this collector looks after.
+
+    ``round`` runs in the thread of its run folder, everything else in the collector's.
+    """
 
     def __init__(self, drain: Drain, watch: Watch) -> None:
         self.drain = drain
@@ -75,47 +88,93 @@ class Tended:
         self.retry = RETRY_S[0]
         self.dead_ns: int | None = None
         self.status: int | None = None
+        self.closed = False
+        self.working = False
+        """A round is under way or waits for its turn."""
+        self.gone = False
+        """All of it is in Parquet and the spool is removed."""
+        self.broken: str | None = None
+        """Why it was given up."""
+        self.failing_since: float | None = None
+        """When writing into the run folder began to fail (time.monotonic()), if it does."""
+        self.over_since: float | None = None
+        self._born = time.monotonic()
+        self._said = ""
 
     def look(self) -> None:
-        """Notice death, and a spool that fills up."""
+        """Notice death, and make the segment after the one being written."""
         if self.dead_ns is None and self.watch.dead():
-            self.dead_ns = clock.wall()
             self.status = self.watch.status()
+            self.dead_ns = self.drain.now()  # last: the other thread goes by it
             self.due = 0.0
+        segment, _, self.closed = self.drain.reader.writer()
+        if self.over() and self.over_since is None:
+            self.over_since = time.monotonic()
+        if not self.over():
+            with contextlib.suppress(OSError):
+                self.drain.prepare(segment + 1)
 
-    def prepare(self) -> None:
-        """Make the segment after the one being written, so that the writer need not."""
-        if self.dead_ns is not None:
-            return
-        following = self.drain.reader.writer()[0] + 1
-        with contextlib.suppress(OSError):
-            self.drain.prepare(following)
+    def over(self) -> bool:
+        """True if nothing more is to come."""
+        return self.dead_ns is not None or self.closed
 
-    def round(self, now: float) -> bool:
-        """Drain if it is time; True when the spool is finished and gone."""
-        self.look()
-        self.prepare()
-        closed = self.drain.reader.writer()[2]
-        over = self.dead_ns is not None or closed
-        if now < self.due and not (over and self.retry == RETRY_S[0]) and self.drain.backlog() < 2:
+    def wanted(self, now: float) -> bool:
+        """Is it time for a round?"""
+        if self.working:
             return False
+        if now >= self.due:
+            return True
+        if self.retry != RETRY_S[0]:  # it failed the last time
+            return False
+        return self.over() or self.drain.waiting() or self.drain.backlog() >= 2
+
+    def lost(self, now: float) -> bool:
+        """True if the process is over and its run folder cannot be written for too long."""
+        if self.over_since is None or (self.failing_since is None and not self.working):
+            return False
+        return now - max(self.over_since, self.failing_since or 0.0) > KEEP_S
+
+    def round(self) -> None:
+        """Drain; at the end write how it ended and remove the spool."""
+        over, drain, began = self.over(), self.drain, time.monotonic()
         try:
-            self.drain.drain(writer_dead=self.dead_ns is not None)
+            count = drain.drain(writer_dead=self.dead_ns is not None)
             if over:
-                self.drain.finish(self.status, self.dead_ns or clock.wall())
-                self.drain.remove()
-                return True
+                drain.finish(self.status, self.dead_ns or drain.now())
+                drain.remove()
+                self.gone = True
         except OSError as error:
-            log(
-                f"{self.drain.path.name}: cannot write to {self.drain.run}: {error}; kept for later"
-            )
-            self.due = now + self.retry
-            self.retry = min(self.retry * 2, RETRY_S[1])
-            return False
+            self._failed(error)
+            return
+        self._say_saved()
+        if self.failing_since is not None:
+            log(f"{drain.path.name}: {drain.run} can be written again")
+            self._said, self.failing_since = "", None
+            if not self.gone:
+                drain.reader.tell_state(0)
         self.retry = RETRY_S[0]
-        self.due = now + self.pause
-        self.pause = min(self.pause * 1.5, FLUSH_S[1])
-        return False
+        self.due = time.monotonic() + self.pause
+        # Few records make small files: once a process has shown that it lives, they may wait.
+        slow = began - self._born > SETTLED_S and count < SLOW_RECORDS
+        self.pause = min(self.pause * 1.5, max(FLUSH_S[2 if slow else 1], FLUSH_S[0]))
+
+    def _failed(self, error: OSError) -> None:
+        now = time.monotonic()
+        self.failing_since = self.failing_since or now
+        text = f"{self.drain.path.name}: cannot write to {self.drain.run}: {error}; kept for later"
+        if error.strerror != self._said:
+            self._said = error.strerror
+            log(text)
+        self.drain.reader.tell_state(error.errno or errno.EIO)
+        self.due = now + self.retry
+        self.retry = min(self.retry * 2, RETRY_S[1])
+
+    def _say_saved(self) -> None:
+        error = self.drain.save_error
+        text = "" if error is None else f"cannot save its position in {self.drain.path}: {error}"
+        if text and text != self._said:
+            log(f"{self.drain.path.name}: {text}; draining goes on, its segments stay")
+        self._said = text
 
     def close(self) -> None:
         """Give everything back."""
@@ -141,6 +200,9 @@ class Collector:
         self._refused: set[str] = set()
         self._busy: set[str] = set()
         """Spools that `badput collect` drains just now."""
+        self._workers: dict[str, Worker] = {}
+        self._kept_at: dict[str, float] = {}
+        self._hangs: set[str] = set()
         self._duties = Guarded(duties(root, log), log)
         self._boot = identity.boot_id()
         self._space = identity.pid_namespace()
@@ -186,7 +248,8 @@ class Collector:
     def _begin_after_exec(self, drain: Drain) -> None:
         """A process that became another program by exec begins anew where the old one ended."""
         for other in self.tended.values():
-            other.look()
+            if not other.gone:
+                other.look()
             self._note_end(other)
         process = drain.facts["process"]
         ended = self._left.get(_birth_of(drain))
@@ -198,30 +261,68 @@ class Collector:
             self._left[_birth_of(tended.drain)] = tended.dead_ns
 
     def tick(self) -> None:
-        """One look at everything."""
+        """One look at everything. Writing is left to the threads of the run folders."""
         self.adopt()
         now = time.monotonic()
-        gone: list[str] = []
+        gone = [n for n, t in self.tended.items() if not t.working and (t.gone or t.broken)]
         for name, tended in list(self.tended.items()):
             try:
-                if tended.round(now):
-                    gone.append(name)
+                if not tended.gone:
+                    self._look(name, tended, now)
             except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
-                log(f"{name}: given up: {type(error).__name__}: {error}")
-                self._refused.add(name)
-                self._let_go(name)
-        self._duties.tick(self.tended, now)  # sees those too that came and went within this tick
+                tended.broken = f"{type(error).__name__}: {error}"
+        for worker in self._workers.values():
+            self._watch_worker(worker, now)
+        self._duties.tick(self.tended, now)  # sees each at least once after its end
         for name in gone:
-            self._let_go(name)
+            self._let_go(name, self.tended[name])
 
-    def _let_go(self, name: str) -> None:
-        tended = self.tended.pop(name)
+    def _look(self, name: str, tended: Tended, now: float) -> None:
+        tended.look()
+        if tended.broken:
+            return
+        if tended.lost(now):
+            log(f"{name}: {tended.drain.run} cannot be written and the process is gone; the spool")
+            log(f"{name}: stays in {self.root} for `badput collect`")
+            self._refused.add(name)
+            self._forget(name, tended)
+        elif tended.wanted(now):
+            run = tended.drain.run
+            if run not in self._workers:
+                self._workers[run] = Worker(run, log)
+            self._workers[run].submit(tended)
+
+    def _let_go(self, name: str, tended: Tended) -> None:
+        if tended.broken:
+            log(f"{name}: given up: {tended.broken}")
+            self._refused.add(name)
+        self._forget(name, tended)
+
+    def _forget(self, name: str, tended: Tended) -> None:
         self._note_end(tended)
-        tended.close()
+        if not tended.working:  # else its thread has it, and the descriptors go with us
+            tended.close()
+        del self.tended[name]
+
+    def _watch_worker(self, worker: Worker, now: float) -> None:
+        since = worker.busy_since
+        if since is None:
+            if now - self._kept_at.get(worker.run, now) > 5.0:
+                worker.submit(None)  # what was replaced a while ago is unlinked then
+                self._kept_at[worker.run] = now
+            self._kept_at.setdefault(worker.run, now)
+        elif now - since > HANGS_S and worker.run not in self._hangs:
+            self._hangs.add(worker.run)
+            log(f"{worker.run} has not answered for {HANGS_S:.0f} s; its spools wait")
+        if since is None:
+            self._hangs.discard(worker.run)
 
     def close(self) -> None:
-        """Let the duties write what they have left."""
+        """Let the duties write what they have left, and unlink what was replaced."""
         self._duties.close()
+        for worker in self._workers.values():
+            if worker.busy_since is None:
+                worker.keeper.close()
 
     def run(self) -> None:
         """Tend until there has been nothing to do for a while."""
@@ -285,4 +386,7 @@ def _settle_down() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # As the module that others import: else there would be two of everything in it.
+    from badput.collector import main as _main
+
+    sys.exit(_main())

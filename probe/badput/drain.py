@@ -6,16 +6,23 @@
 
 Order of every round: read, write the parts, save the position, tell the writer, unlink what
 is drained. Parts are named after the first record of their round; a round that was cut off
-is done again from the same record, and its parts replace those of the first try.
+is done again from the same record, and its parts replace those of the first try. Where the
+position cannot be saved, draining goes on, and the segments stay until it can.
+
+Rounds of one run folder may take long (a file server that answers late), so they have a thread
+(worker.py). What other threads may call: ``backlog``, ``prepare``, ``tell``, ``phase``, ``now``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from badput import clock, identity
 from badput import layout as lo
 from badput.parts import write_part, write_rows
 from badput.reader import SpoolReader
@@ -62,8 +69,18 @@ class Drain:
         self.process_id = self.reader.process_id
         self._prepared = 0
         self._announced = False
+        self.saved = self.position
+        """The position saved last: nothing before it is ever written again."""
+        self.save_error: OSError | None = None
+        """Why the position could not be saved in the spool, if it could not."""
         self.written: list[Path] = []
         """Parts written so far."""
+        self._told: deque[tuple[str, int, dict[str, Any]]] = deque()
+        self._shift: int | None = None
+        if self.facts["process"].get("boot_id") == identity.boot_id():
+            self._shift = Clock(self.facts).wall(0)
+        with contextlib.suppress(OSError):
+            self.reader.reserve()
 
     def close(self) -> None:
         """Give the spool back."""
@@ -84,6 +101,13 @@ class Drain:
     def drain(self, writer_dead: bool = False) -> int:
         """Put all whole records into Parquet; how many there were. Raises OSError."""
         self._announce()
+        if self.save_error is not None:
+            self._acknowledge(self.position)
+        total = self._drain(writer_dead)
+        self._write_told()
+        return total
+
+    def _drain(self, writer_dead: bool) -> int:
         total = 0
         for _ in range(_ROUNDS):
             position = self.position.copy()
@@ -127,33 +151,71 @@ class Drain:
                 self.written.append(part)
 
     def _acknowledge(self, position: Position) -> None:
-        self._save(position)
-        drained = range(self.position.segment, position.segment)
+        before = self.saved.segment
         self.position = position
+        if not self._save(position):
+            return
         self.reader.acknowledge(position.segment, position.seq, ended=False)
-        for index in drained:
+        for index in range(before, position.segment):
             (self.path / lo.segment_name(index)).unlink(missing_ok=True)
 
-    def _save(self, position: Position) -> None:
-        """Save the position, unless somebody removed the spool: then there is nothing to redo."""
+    def _save(self, position: Position) -> bool:
+        """Save the position; False if it could not be: it is tried again in the next round.
+
+        Where somebody removed the spool there is nothing to save, and nothing to redo.
+        """
         try:
             self.reader.save_position(position)
-        except FileNotFoundError:
-            if self.path.exists():
-                raise
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or self.path.exists():
+                self.save_error = error
+                return False
+        self.save_error = None
+        self.saved = position
+        return True
+
+    # -- what the collector itself has to tell ----------------------------------------------
+    def now(self) -> int:
+        """This instant on the process's own time line (epoch ns), whatever the wall clock did."""
+        return clock.wall() if self._shift is None else clock.mono() + self._shift
 
     def tell(self, kind: str, time_ns: int, attrs: dict[str, Any]) -> None:
-        """Write an event that the collector itself saw. Raises OSError: tell it again then.
+        """Have an event written that the collector itself saw; it goes out with the next round.
 
         Its sequence number is below 0, where no record of the writer can have it. Killed before
         the position is saved, the next collector's first event takes its place.
         """
+        self._told.append((kind, time_ns, attrs))
+
+    def told(self) -> int:
+        """Events of the collector's own so far, those that still wait included."""
+        return self.position.told + len(self._told)
+
+    def waiting(self) -> bool:
+        """True if events of the collector's own wait to be written."""
+        return bool(self._told)
+
+    def _write_told(self) -> None:
+        """Write the events that wait, and how many records found no room since the last time."""
+        dropped = self.reader.writer()[1]
+        if dropped > self.position.dropped:
+            attrs = {"count": dropped - self.position.dropped}
+            self._write_event("dropped", self.now(), attrs, dropped)
+        while self._told:
+            self._write_event(*self._told[0])
+            self._told.popleft()
+
+    def _write_event(
+        self, kind: str, time_ns: int, attrs: dict[str, Any], dropped: int | None = None
+    ) -> None:
         position = self.position.copy()
         position.told += 1
+        position.dropped = position.dropped if dropped is None else dropped
+        if kind == "clock":
+            position.shift = attrs["shift_ns"]
         row = event_row(self.facts, -position.told, time_ns, kind, attrs)
         self._write_rows(f"{self.process_id:016x}-told-{position.told:06d}", {"events": [row]})
-        self._save(position)
-        self.position = position
+        self._acknowledge(position)
 
     # -- the end ----------------------------------------------------------------------------
     def finish(self, status: int | None, seen_ns: int) -> dict[str, Any]:
@@ -164,9 +226,11 @@ class Drain:
         position = self.position.copy()
         if position.end is None:
             position.end = self._end_attrs(status, seen_ns)
-            self._save(position)
             self.position = position
-        end = dict(position.end)
+            self._save(position)
+        self._write_told()
+        position = self.position
+        end = dict(position.end or {})
         time_ns = end.pop("time_ns")
         rows: Rows = {"spans": [], "checkpoints": [], "events": []}
         self._announce()
@@ -174,8 +238,8 @@ class Drain:
         for seq, payload in position.open.items():
             add_span(rows, {**key, "seq": int(seq)}, payload, Clock(self.facts))
         rows["events"].append(event_row(self.facts, position.seq, time_ns, "end", end))
-        if end["dropped"]:
-            dropped = {"count": end["dropped"]}
+        if end["dropped"] > position.dropped:
+            dropped = {"count": end["dropped"] - position.dropped}
             rows["events"].append(
                 event_row(self.facts, position.seq + 1, time_ns, "dropped", dropped)
             )
@@ -188,13 +252,13 @@ class Drain:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _end_attrs(self, status: int | None, seen_ns: int) -> dict[str, Any]:
-        position, clock = self.position, Clock(self.facts)
+        position, line = self.position, Clock(self.facts)
         _, dropped, closed = self.reader.writer()
         code, signal = split_status(status)
         step, phase, since = self.phase()
         close = position.close
         if close is not None and "t" in close:
-            seen_ns = clock.wall(close["t"])
+            seen_ns = line.wall(close["t"])
         sign = max(position.last_sign, since)
         return {
             "time_ns": seen_ns,
@@ -202,9 +266,9 @@ class Drain:
             "exit_code": code,
             "signal": signal,
             "phase": phase,
-            "phase_since_ns": clock.wall(since) if since else self.facts["process"]["init_ns"],
+            "phase_since_ns": line.wall(since) if since else self.facts["process"]["init_ns"],
             "step": step,
-            "last_sign_ns": clock.wall(sign) if sign else self.facts["process"]["init_ns"],
+            "last_sign_ns": line.wall(sign) if sign else self.facts["process"]["init_ns"],
             "records": position.records,
             "dropped": dropped,
             "damaged": position.damaged,

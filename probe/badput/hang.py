@@ -91,7 +91,7 @@ class Looked:
     def keep(self, event: tuple[str, int, dict[str, Any]]) -> None:
         """Note the hang and its event in the spool, then put it on the list of what is told."""
         kept = {"hung": asdict(self.hung) if self.hung else None, "event": event,
-                "number": self.drain.position.told + len(self.untold) + 1}  # fmt: skip
+                "number": self.drain.told() + len(self.untold) + 1}  # fmt: skip
         _write(self.drain.path / FILE, json.dumps(kept))
         self.untold.append(event)
 

@@ -7,6 +7,7 @@ A spool is a folder of its own for each process incarnation, on a node-local dis
         control        one page: counters, and the state slot rewritten while training
         seg-00000000   segments of append-only records, 1 MiB each
         ack.json       what the reader has put into Parquet for good
+        ack.spare      the same, in space that was reserved, for when the disk is full
 
 Every record carries its type, size, sequence number and a crc32, and is written with one
 copy. Integers are little-endian; times are nanoseconds of CLOCK_MONOTONIC, which all
@@ -36,6 +37,9 @@ LEAVING = Struct("<Q")
 """1 once the interpreter ends: it gives back our maps, and the lock with them, before it goes."""
 READER_AT = 128
 READER = Struct("<QQQ")  # first segment not yet drained, next sequence number, ended (0 or 1)
+STATE_AT = 192
+STATE = Struct("<Q")
+"""Error number of the collector's last failure to write into the run folder; 0: it can."""
 SLOT_AT = 256
 SLOT = Struct("<QQ")  # since (monotonic ns), step << 16 | phase id
 """Two state slots take turns, and the one with the later time holds. The time is written last,

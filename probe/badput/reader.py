@@ -7,6 +7,8 @@ writer is dead or has gone on to the next segment.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ACK = "ack.json"
+SPARE = "ack.spare"
+SPARE_SIZE = 65_536
 
 
 class UnreadableError(Exception):
@@ -51,6 +55,10 @@ class Position:
     """Events of the collector's own so far."""
     end: dict[str, Any] | None = None
     """The end event, decided but perhaps not yet written."""
+    shift: int = 0
+    """How far the wall clock had moved from the anchor (ns) when an event last told it."""
+    saved: int = 0
+    """How often a position was saved: the highest is the newest."""
 
     def copy(self) -> Position:
         """A copy that can be moved on without touching this one."""
@@ -137,22 +145,80 @@ class SpoolReader:
     # -- the acknowledged position ----------------------------------------------------------
     def load_position(self) -> Position:
         """The position saved last; the beginning if there is none."""
+        spare = self._load_spare()
         try:
-            saved = json.loads(_text_of(self.path / ACK))
-            return Position(**saved)
+            saved = Position(**json.loads(_text_of(self.path / ACK)))
         except FileNotFoundError:
-            return Position()
+            saved = Position()
         except (ValueError, TypeError) as error:
             raise UnreadableError(f"{self.path}/{ACK} is damaged") from error
+        return spare if spare is not None and spare.saved > saved.saved else saved
+
+    def _load_spare(self) -> Position | None:
+        try:
+            head, _, text = _text_of(self.path / SPARE).partition("\n")
+            size, crc = (int(word) for word in head.split())
+            text = text[:size]
+            return Position(**json.loads(text)) if crc32(text.encode()) == crc else None
+        except (OSError, ValueError, TypeError):
+            return None  # never used, or cut off by a power loss
+
+    def reserve(self) -> None:
+        """Reserve space for a position, so that it can be saved on a full disk. Raises OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self.path / SPARE, flags, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, SPARE_SIZE)
+        finally:
+            os.close(fd)
 
     def save_position(self, position: Position) -> None:
         """Save ``position`` for good. Raises OSError."""
+        position.saved += 1
+        text = json.dumps(asdict(position))
         temp = self.path / f".{ACK}-{os.getpid()}"
-        with open(temp, "w", encoding="utf-8") as handle:
-            json.dump(asdict(position), handle)
-            handle.flush()
-            os.fdatasync(handle.fileno())
-        temp.replace(self.path / ACK)
+        try:
+            with open(temp, "w", encoding="utf-8") as handle:
+                handle.write(text)
+                handle.flush()
+                os.fdatasync(handle.fileno())
+            temp.replace(self.path / ACK)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temp.unlink()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._save_spare(text):
+                raise
+            return
+        self._sync()
+
+    def _save_spare(self, text: str) -> bool:
+        """Write into the reserved space, which a full disk does not take away."""
+        data = f"{len(text)} {crc32(text.encode())}\n{text}".encode()
+        if len(data) > SPARE_SIZE:
+            return False
+        try:
+            fd = os.open(self.path / SPARE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return os.pwrite(fd, data, 0) == len(data) and os.fdatasync(fd) is None
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _sync(self) -> None:
+        """Make the rename outlive a power loss: compaction relies on what was saved."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def tell_state(self, number: int) -> None:
+        """Tell the writer why the run folder cannot be written (an errno), or 0: it can."""
+        os.pwrite(self._control_fd, lo.STATE.pack(number), lo.STATE_AT)
 
     # -- records ----------------------------------------------------------------------------
     def read(self, position: Position, limit: int) -> Batch:

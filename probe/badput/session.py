@@ -181,6 +181,7 @@ def stop(recorder: Recorder, timeout: float) -> None:
             ensure_collector(_root)
         while not recorder.spool.acknowledged() and time.monotonic() < deadline:
             time.sleep(0.02)
+        recorder.spool.say_trouble()
     finally:
         recorder.spool.release()
 

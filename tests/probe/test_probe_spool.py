@@ -270,8 +270,9 @@ AS_NOBODY = """
 import os, sys
 # Everything is loaded before the change of user, who may not be able to read the interpreter.
 import badput, json, subprocess
-from badput import collector, drain, session, spans, watch
-import pyarrow.parquet
+from badput import collector, compact, drain, merge, session, spans, watch
+import pathlib, pyarrow.parquet
+collector.duties(pathlib.Path("/"), print)
 session.ensure_collector = lambda root: False
 os.setgid(65534)
 os.setuid(65534)
