@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from badput import identity
 from badput.duties import Guarded, duties
+from badput.evidence import Evidence
 from badput.spawn import try_lock
 from badput.spool import SpoolError, open_root
 from badput.worker import Worker
@@ -83,6 +84,7 @@ class Tended:
     def __init__(self, drain: Drain, watch: Watch) -> None:
         self.drain = drain
         self.watch = watch
+        self.evidence = Evidence(drain.facts, watch.fd is not None)
         self.pause = FLUSH_S[0]
         self.due = 0.0
         self.retry = RETRY_S[0]
@@ -140,7 +142,8 @@ class Tended:
         try:
             count = drain.drain(writer_dead=self.dead_ns is not None)
             if over:
-                drain.finish(self.status, self.dead_ns or drain.now())
+                found = self.evidence.attrs() if self.dead_ns and self.status != 0 else {}
+                drain.finish(self.status, self.dead_ns or drain.now(), found)
                 drain.remove()
                 self.gone = True
         except OSError as error:

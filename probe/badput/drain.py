@@ -77,7 +77,9 @@ class Drain:
         """Parts written so far."""
         self._told: deque[tuple[str, int, dict[str, Any]]] = deque()
         self._shift: int | None = None
-        if self.facts["process"].get("boot_id") == identity.boot_id():
+        self.here = self.facts["process"].get("boot_id") == identity.boot_id()
+        """Was it recorded in this boot, so that its monotonic clock is ours?"""
+        if self.here:
             self._shift = Clock(self.facts).wall(0)
         with contextlib.suppress(OSError):
             self.reader.reserve()
@@ -218,14 +220,17 @@ class Drain:
         self._acknowledge(position)
 
     # -- the end ----------------------------------------------------------------------------
-    def finish(self, status: int | None, seen_ns: int) -> dict[str, Any]:
+    def finish(
+        self, status: int | None, seen_ns: int, evidence: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Write the end event, after the last record. Raises OSError, and can be called again.
 
         ``status``: wait status, None if unknown. ``seen_ns``: when the death was seen, epoch ns.
+        ``evidence``: more attributes of the end event.
         """
         position = self.position.copy()
         if position.end is None:
-            position.end = self._end_attrs(status, seen_ns)
+            position.end = {**(evidence or {}), **self._end_attrs(status, seen_ns)}
             self.position = position
             self._save(position)
         self._write_told()

@@ -76,10 +76,18 @@ def _telemetry(root: Path, log: Callable[[str], None]) -> Duty:
     return Telemetry(log)
 
 
+def _clock_watch(root: Path, log: Callable[[str], None]) -> Duty:
+    del root, log
+    from badput.anchor import ClockWatch
+
+    return ClockWatch()
+
+
 _MAKERS: dict[str, Callable[[Path, Callable[[str], None]], Duty | None]] = {
     "hang watch": _hang_watch,
     "BADPUT_ON_EVENT": _on_events,
     "telemetry": _telemetry,
+    "clock watch": _clock_watch,
 }
 """What the collector does, by the name under which the log speaks of it."""
 

@@ -109,8 +109,8 @@ def test_a_position_that_found_no_space_is_the_one_that_counts(own_box, small_di
 def test_without_a_saved_position_draining_goes_on_and_nothing_is_thrown_away(
     own_box, monkeypatch, wait_until
 ):
-    child = start(own_box, STEPS="20000")
-    wait_until(lambda: len(own_box.rows("steps")) == 20000, "the steps")
+    child = start(own_box, STEPS="60000")
+    wait_until(lambda: len(own_box.rows("steps")) == 60000, "the steps")
     own_box.kill_collectors()
     child.communicate("go\n")
     own_box.kill_collectors()
@@ -130,7 +130,7 @@ def test_without_a_saved_position_draining_goes_on_and_nothing_is_thrown_away(
     drain.close()
     assert collect([str(own_box.spool)]) == 0
     steps = own_box.rows("steps")
-    assert len({r["seq"] for r in steps}) == 20005
+    assert len({r["seq"] for r in steps}) == 60005
 
 
 def test_a_run_folder_that_hangs_stops_no_other_run(own_box, wait_until):
@@ -193,7 +193,7 @@ def test_a_run_path_that_never_works_is_said_once_and_its_spool_kept_for_collect
 def test_what_found_no_room_is_counted_and_told_once_there_is_space_again(own_box, wait_until):
     patched(own_box, "import badput.layout as lo\nlo.MAX_SEGMENTS = 3\n")
     own_box.run.write_text("")
-    child = own_box.start(TRAIN, stdin=-1, stdout=-1, stderr=-1, env={"STEPS": "20000"})
+    child = own_box.start(TRAIN, stdin=-1, stdout=-1, stderr=-1, env={"STEPS": "120000"})
     assert child.stdout.readline() == "ready\n"
     wait_until(lambda: "cannot write to" in own_box.log(), "the collector to complain")
     own_box.run.unlink()
@@ -205,7 +205,7 @@ def test_what_found_no_room_is_counted_and_told_once_there_is_space_again(own_bo
     steps = own_box.rows("steps")
     lost = sum(e["attrs"]["count"] for e in own_box.events("dropped"))
     assert lost == end["attrs"]["dropped"]
-    assert len(steps) + lost == 20005
+    assert len(steps) + lost == 120005
     assert "can be written again" in own_box.log()
 
 
