@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -249,20 +248,27 @@ def test_a_run_folder_without_any_permission_is_written_once_it_has_some(own_box
 def test_a_collector_compacts_what_it_wrote_and_leaves_nothing_replaced(own_box, wait_until):
     patched(own_box, "import badput.worker as w\nw.FEW = 2\nw.FRESH = 4\n"
                      "import badput.collector as c\nc.FLUSH_S = (0.2, 0.2, 0.2)\n")  # fmt: skip
-    code = TRAIN.replace('print("ready"', 'time.sleep(0.1)\nprint("ready"').replace(
-        "        pass\nprint", "        time.sleep(0.05)\nprint"
-    )
-    code = code.replace("        pass\ntime", "        time.sleep(0.02)\ntime")
-    child = own_box.start(code, stdin=-1, stdout=-1, env={"STEPS": "150"})
-    child.stdout.readline()
-    child.communicate("go\n")
+    code = """
+import badput, os, sys
+badput.init(os.environ["RUN"])
+for line in sys.stdin:
+    for _ in range(10):
+        with badput.step(): pass
+badput.close(timeout=5)
+"""
+    child = own_box.start(code, stdin=-1)
+    for turn in range(1, 7):  # six parts, whatever the speed
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        wait_until(lambda n=10 * turn: len(own_box.rows("steps")) == n, "the steps")
+    child.communicate()
     own_box.ends()
     wait_until(lambda: not own_box.collectors(), "the collector to leave")
     assert "parts of steps became" in own_box.log()
     rows = own_box.rows("steps")
-    assert [r["step"] for r in rows] == list(range(1, 156))
+    assert [r["step"] for r in rows] == list(range(1, 61))
     folder = own_box.run / "facts" / "steps"
     names = [p.name for p in folder.iterdir()]
     assert any(n.startswith("compact-") for n in names)
     assert len(names) < 12
-    assert sum(json.loads(e["attrs"])["records"] for e in own_box.rows("events")) == 156
+    assert sum(e["attrs"]["records"] for e in own_box.events("end")) == 61
