@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -384,6 +385,9 @@ def _settle_down() -> None:
         os.nice(10)
     import pyarrow as pa
 
+    # Loaded now: later it would hold up the look at the ranks.
+    for name in ("pyarrow.parquet", "badput.drain", "badput.watch", "badput.merge"):
+        import_module(name)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
 
