@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+    from typing import Any
 
 MAX_FAILURES = 16
 """Failures of all kinds after which the probe gives up."""
@@ -73,6 +74,15 @@ def say(kind: str, text: str) -> None:
     except Exception as error:  # a broken log handler or closed stderr is not our affair
         if foreign(error):
             raise
+
+
+def cannot_write(control: Any, run: str) -> None:
+    """Say, once, that the collector cannot write into ``run``, if the control page says so."""
+    from badput import layout as lo
+
+    number = lo.STATE.unpack_from(control, lo.STATE_AT)[0]
+    if number:
+        say("run folder", f"{run} cannot be written ({os.strerror(number)}); its records wait")
 
 
 def foreign(error: BaseException) -> bool:

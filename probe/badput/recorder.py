@@ -15,7 +15,7 @@ from sys import getrefcount
 
 from badput import clock
 from badput import layout as lo
-from badput.guard import say
+from badput.guard import cannot_write, say
 from badput.schema import STEP_CATEGORIES
 from badput.steps import ENDING, make_step
 from badput.values import MAX_STEP, as_count, to_json
@@ -137,6 +137,8 @@ class Recorder:
     def append(self, kind: int, payload: dict[str, Any]) -> int | None:
         """Append a rare record; its sequence number, or None if dropped or put off."""
         data = to_json(payload)
+        if self.spool.control[lo.STATE_AT]:
+            cannot_write(self.spool.control, self.spool.run)
         if self.mine() or not self.lock.acquire(timeout=_LOCK_WAIT_S):
             self.pending.append((kind, data))
             return None

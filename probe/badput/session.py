@@ -183,7 +183,7 @@ def stop(recorder: Recorder, timeout: float) -> None:
             ensure_collector(_root)
         while not recorder.spool.acknowledged() and time.monotonic() < deadline:
             time.sleep(0.02)
-        recorder.spool.say_trouble()
+        guard.cannot_write(recorder.spool.control, recorder.spool.run)
     finally:
         recorder.spool.release()
 

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from badput import clock
 from badput import layout as lo
-from badput.guard import say
+from badput.guard import cannot_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -221,8 +221,7 @@ class Spool:
 
     def __init__(self, root: str, process_id: int, facts: dict[str, Any]) -> None:
         """Make the spool of a new incarnation below ``root``. Raises SpoolError, OSError."""
-        self.process_id = process_id
-        self.run: str = facts.get("run", "")
+        self.process_id, self.run = process_id, str(facts.get("run", ""))
         self.path = os.path.join(root, lo.spool_name(process_id))
         self.seq = self.index = self.dropped = self._retry_at = 0
         self.closed = False
@@ -297,7 +296,7 @@ class Spool:
         now = clock.mono()
         if now < self._retry_at:
             return False
-        self.say_trouble()
+        cannot_write(self.control, self.run)
         drained = lo.READER.unpack_from(self.control, lo.READER_AT)[0]
         if self.index + 1 - drained >= lo.MAX_SEGMENTS:
             self._retry_at = now + RETRY_NS // 20
@@ -363,8 +362,6 @@ class Spool:
         The caller holds the recorder's lock.
         """
         size = (lo.HEAD.size + len(payload) + lo.CRC.size + 7) & ~7
-        if self.control[lo.STATE_AT]:
-            self.say_trouble()
         if not self.room(size):
             self.drop()
             return None
@@ -380,15 +377,6 @@ class Spool:
         if self.pos < _RETIRED:
             self.dropped += 1
             self.note()
-
-    def say_trouble(self) -> None:
-        """Tell the user, once, that the collector cannot write into the run folder."""
-        number = lo.STATE.unpack_from(self.control, lo.STATE_AT)[0]
-        if number:
-            why = os.strerror(number)
-            say(
-                "run folder", f"{self.run} cannot be written ({why}); what is recorded waits for it"
-            )
 
     def acknowledged(self) -> bool:
         """True once the reader has everything, the end included, in Parquet."""

@@ -38,6 +38,7 @@ class Keeper:
         self._log = log
         self._owners: dict[str, Drain | None] = {}
         """Drains of the run by process; None once all of it is in Parquet and the spool gone."""
+        self._counted: dict[int, int] = {}
         self._fresh: Counter[str] = Counter()
         self._unlink_at: dict[str, float] = {}
 
@@ -65,8 +66,10 @@ class Keeper:
     def wrote(self, drain: Drain, gone: bool) -> None:
         """Count what a drain wrote since the last time. ``gone``: all of it, for good."""
         self._owners[f"{drain.process_id:016x}"] = None if gone else drain
-        self._fresh.update(path.parent.name for path in drain.written)
-        drain.written.clear()
+        counted = self._counted.get(drain.process_id, 0)
+        found = drain.written[counted:]
+        self._counted[drain.process_id] = counted + len(found)
+        self._fresh.update(path.parent.name for path in found)
 
     def over(self) -> bool:
         """True if no process of the run is under way here."""
