@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -113,10 +114,16 @@ class Box:
         return (self.spool / "collector.log").read_text()
 
     def kill_collectors(self) -> None:
-        """Kill the collectors that this test started."""
+        """Kill the collectors that this test started, and wait until nothing of them is left."""
         for pid in self.collectors():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                # The command line goes before the last thread does, and the locks with that.
+                fd = os.pidfd_open(pid)
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    select.select([fd], [], [], DEADLINE_S)
+                finally:
+                    os.close(fd)
         wait_until(lambda: not self.collectors(), "collectors to die")
 
 
