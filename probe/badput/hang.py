@@ -145,6 +145,15 @@ class Looked:
         return None
 
 
+def _left(rank: Looked) -> tuple[int, str] | None:
+    """When and where a rank that is gone was; None if it ended on purpose."""
+    end = rank.drain.position.end or {}
+    if end.get("closed") or end.get("reason") == "completed":
+        return None
+    where = f"{end.get('reason', 'how is not known')} in step {rank.step}, {rank.phase}"
+    return rank.tended.dead_ns or clock.wall(), where
+
+
 class HangWatch:
     """The duty."""
 
@@ -203,11 +212,8 @@ class HangWatch:
         """Remember where those were that are gone."""
         for name in self._ranks.keys() - tended.keys():
             rank = self._ranks.pop(name)
-            end = rank.drain.position.end or {}
-            if rank.rank is not None and not end.get("closed") and end.get("reason") != "completed":
-                when = rank.tended.dead_ns or clock.wall()
-                where = f"{end.get('reason', 'unknown')} in step {rank.step}, {rank.phase}"
-                self._gone.setdefault(rank.run, {})[rank.rank] = (when, where)
+            if rank.rank is not None and (left := _left(rank)) is not None:
+                self._gone.setdefault(rank.run, {})[rank.rank] = left
 
     # -- judging ----------------------------------------------------------------------------
     def _judge(self, rank: Looked, mono: int) -> None:
@@ -293,9 +299,17 @@ class HangWatch:
             if r.run == rank.run and r.watched and r.rank is not None and r.tended.dead_ns is None
         ]
         alive = {r.rank for r in peers}
+        left = dict(self._gone.get(rank.run, {}))
+        for other in self._ranks.values():  # dead, and its last rows not written yet
+            if (
+                other.run == rank.run
+                and other.rank is not None
+                and other.tended.dead_ns is not None
+            ):
+                left |= {other.rank: there} if (there := _left(other)) is not None else {}
         gone = {
             str(number): where
-            for number, (when, where) in self._gone.get(rank.run, {}).items()
+            for number, (when, where) in left.items()
             if number not in alive and when >= rank.born
         }
         found: dict[str, Any] = {
