@@ -145,7 +145,7 @@ def _drain(drain: Drain) -> str:
     count = drain.drain(writer_dead=dead)
     text = f"{drain.path.name}: {count} records into {drain.run}"
     if dead or closed:
-        end = drain.finish(watch.status(), drain.now())
+        end = drain.finish(watch.status(), None)
         copied = is_copy(str(drain.path))
         drain.remove()
         if copied:

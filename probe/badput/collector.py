@@ -90,6 +90,8 @@ class Tended:
         self.due = 0.0
         self.retry = RETRY_S[0]
         self.dead_ns: int | None = None
+        self.lived = False
+        """Was it alive when it was looked at first?"""
         self.status: int | None = None
         self.closed = False
         self.working = False
@@ -106,10 +108,13 @@ class Tended:
 
     def look(self) -> None:
         """Notice death, and make the segment after the one being written."""
-        if self.dead_ns is None and self.watch.dead():
-            self.status = self.watch.status()
-            self.dead_ns = self.drain.now()  # last: the other thread goes by it
-            self.due = 0.0
+        if self.dead_ns is None:
+            if self.watch.dead():
+                self.status = self.watch.status()
+                self.dead_ns = self.drain.now()  # last: the other thread goes by it
+                self.due = 0.0
+            else:
+                self.lived = True
         segment, _, self.closed = self.drain.reader.writer()
         if self.over() and self.over_since is None:
             self.over_since = time.monotonic()
@@ -144,7 +149,8 @@ class Tended:
             count = drain.drain(writer_dead=self.dead_ns is not None)
             if over:
                 found = self.evidence.attrs() if self.dead_ns and self.status != 0 else {}
-                drain.finish(self.status, self.dead_ns or drain.now(), found)
+                seen = self.dead_ns or drain.now()
+                drain.finish(self.status, seen if self.lived else None, found)
                 drain.remove()
                 self.gone = True
         except OSError as error:

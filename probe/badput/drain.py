@@ -221,12 +221,13 @@ class Drain:
 
     # -- the end ----------------------------------------------------------------------------
     def finish(
-        self, status: int | None, seen_ns: int, evidence: dict[str, Any] | None = None
+        self, status: int | None, seen_ns: int | None, evidence: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Write the end event, after the last record. Raises OSError, and can be called again.
 
-        ``status``: wait status, None if unknown. ``seen_ns``: when the death was seen, epoch ns.
-        ``evidence``: more attributes of the end event.
+        ``status``: wait status, None if unknown. ``seen_ns``: when the death was seen, epoch ns;
+        None if nobody watched: it then lies at the last sign of life, not at the time that
+        somebody came by. ``evidence``: more attributes of the end event.
         """
         position = self.position.copy()
         if position.end is None:
@@ -256,7 +257,7 @@ class Drain:
         """Remove the spool: everything in it is in Parquet."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _end_attrs(self, status: int | None, seen_ns: int) -> dict[str, Any]:
+    def _end_attrs(self, status: int | None, seen_ns: int | None) -> dict[str, Any]:
         position, line = self.position, Clock(self.facts)
         _, dropped, closed = self.reader.writer()
         code, signal = split_status(status)
@@ -265,15 +266,17 @@ class Drain:
         if close is not None and "t" in close:
             seen_ns = line.wall(close["t"])
         sign = max(position.last_sign, since)
+        sign_ns = line.wall(sign) if sign else self.facts["process"]["init_ns"]
         return {
-            "time_ns": seen_ns,
+            "time_ns": sign_ns if seen_ns is None else seen_ns,
+            **({"found_ns": self.now()} if seen_ns is None else {}),
             "reason": self._reason(code, signal),
             "exit_code": code,
             "signal": signal,
             "phase": phase,
             "phase_since_ns": line.wall(since) if since else self.facts["process"]["init_ns"],
             "step": step,
-            "last_sign_ns": line.wall(sign) if sign else self.facts["process"]["init_ns"],
+            "last_sign_ns": sign_ns,
             "records": position.records,
             "dropped": dropped,
             "damaged": position.damaged,
