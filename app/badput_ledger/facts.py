@@ -157,6 +157,10 @@ def _joins(process: Process, members: list[Process]) -> bool:
     return True
 
 
+_END_SEEN_NS = 2_000_000_000
+"""How late the end of a process may be seen: within it, two sessions need not have overlapped."""
+
+
 def _finish(
     con: duckdb.DuckDBPyConnection, session: Session, following: int | None, facts: Facts
 ) -> None:
@@ -167,12 +171,14 @@ def _finish(
     session.window_end_ns = session.end_ns
     if following is not None and following < session.end_ns:
         session.window_end_ns = following
-        facts.note(
-            "warning",
-            f"session {session.id} still had processes when the next one started; "
-            "its time is counted up to that start",
-            f"processes of {session.id}",
-        )
+        alive = any((p.last_sign_ns or 0) >= following for p in members)
+        if alive or session.end_ns - following > _END_SEEN_NS:
+            facts.note(
+                "warning",
+                f"session {session.id} still had processes when the next one started; "
+                "its time is counted up to that start",
+                f"processes of {session.id}",
+            )
     world = members[0].world_size or _positive(facts.config.get("gpus")) or 0
     session.world_size = max(world, len(members), max(p.rank or 0 for p in members) + 1)
     session.job_id = next((p.job_id for p in members if p.job_id), None)

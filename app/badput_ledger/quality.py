@@ -105,9 +105,25 @@ def _sessions(books: Books, notes: _Notes) -> None:
             "is not known, and neither is its warm-up",
             "steps",
         )
+    roots = {
+        r["session"]
+        for r in books.rows(
+            "SELECT session FROM lineage WHERE parent IS NULL AND ord > "
+            "(SELECT min(ord) FROM resumes WHERE completed_upto IS NOT NULL)"
+        )
+    }
     for row in books.rows("SELECT * FROM resumes WHERE outside ORDER BY ord"):
-        what = f"session {row['session']} loaded a checkpoint that this run did not write"
-        notes.add("info", what, "checkpoints")
+        what = (
+            f"session {row['session']} loaded a checkpoint that is none of this run's by its path"
+        )
+        alone = row["session"] in roots
+        if alone:
+            what += (
+                "; its steps do not go on from an earlier session's either, so nothing connects it "
+                "with them and all their steps count as kept: give badput.step() its number=, or "
+                "the save and load spans their step="
+            )
+        notes.add("warning" if alone else "info", what, "checkpoints")
     logged = "SELECT * FROM rank_steps WHERE log_interval > 1 ORDER BY session, rank"
     for row in books.rows(logged):
         what = f"session {row['session']}, rank {row['rank']}: up to {row['log_interval']} steps"

@@ -15,7 +15,7 @@ from badput import Nothing, clock
 from badput import layout as lo
 from badput.guard import fail
 from badput.recorder import CATEGORY
-from badput.values import MAX_STEP, as_count
+from badput.values import MAX_STEP, as_count, whole_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _now = clock.mono
 _OTHER, _DATA = CATEGORY["other"], CATEGORY["data"]
 _OWN_ROW = frozenset({"save", "load", "eval"})
+_CHECKPOINT = frozenset({"save", "load"})
 _PHASE_DATA = lo.PHASE_CATEGORY + _DATA
 _QUICK = {n: i for n, i in CATEGORY.items() if n not in _OWN_ROW}
 _TURN = lo.SLOT_TURN
@@ -126,6 +127,8 @@ class Span:
     def _payload(self, start: int) -> dict[str, Any]:
         rec = self._rec
         attrs = {**self.attrs, "background": True} if self._background else self.attrs
+        if self.name in _CHECKPOINT and "path" in attrs:
+            attrs = {**attrs, "path": whole_path(attrs["path"])}
         head = {"n": self.name, "t": start, "s": rec.step.last}
         return {**head, "i": self.inside, "a": attrs}
 

@@ -140,6 +140,14 @@ def _convert(value: object, depth: int, left: list[int]) -> Any:  # noqa: PLR091
     return f"<{type(value).__name__}>"
 
 
+def whole_path(path: object) -> object:
+    """A checkpoint's path as an absolute one, so that save and load tell the same; URLs stay."""
+    if isinstance(path, (str, bytes, os.PathLike)):
+        text = os.fsdecode(cast("str | bytes | os.PathLike[str]", path))
+        return text if "://" in text or not text else os.path.abspath(text)  # noqa: PTH100
+    return path
+
+
 def to_json(payload: dict[str, Any]) -> bytes:
     """``payload`` as JSON bytes of at most MAX_PAYLOAD; only small values of ``a`` if too long."""
     data = json.dumps(plain(payload), separators=(",", ":"), allow_nan=False).encode()

@@ -32,3 +32,38 @@ def test_a_row_that_only_began_before_the_other_rank_stopped_is_lost_and_partial
         ("D.partial", 2, 2_000_000_000),
         ("D.recomputed", 1, 1_000_000_000),
     ]
+
+
+def test_a_save_that_was_renamed_into_place_is_the_one_that_was_loaded(make: Any) -> None:
+    """Steps count from 1 again, so only the path connects the sessions."""
+    first = make.process(0)
+    make.steps(first, 1, 13, 0, 1.0)
+    make.checkpoint(first, "save", 10, 10, 0, path="/c/last.pt.new")
+    make.end(first, 13, reason="killed")
+    second = make.process(14)
+    make.checkpoint(second, "load", None, 14, 0, path="/c/last.pt")
+    make.end(second, make.steps(second, 1, 15, 15, 1.0))
+    with open_books(make.write()) as books:
+        assert [c for c in check(books) if not c["ok"]] == []
+        report = books.report()
+    assert report["sessions"][1]["parent"] == "s1"
+    assert (report["steps"]["executed"], report["steps"]["kept"], report["steps"]["lost"]) == (
+        28,
+        25,
+        3,
+    )
+
+
+def test_a_resume_that_nothing_connects_is_a_warning(make: Any) -> None:
+    first = make.process(0)
+    make.steps(first, 1, 13, 0, 1.0)
+    make.end(first, 13, reason="killed")
+    second = make.process(14)
+    make.checkpoint(second, "load", None, 14, 0, path="/elsewhere/last.pt")
+    make.end(second, make.steps(second, 1, 15, 15, 1.0))
+    with open_books(make.write()) as books:
+        report = books.report()
+    assert report["sessions"][1]["parent"] is None
+    (note,) = [q for q in report["quality"] if "by its path" in q["what"]]
+    assert note["severity"] == "warning"
+    assert "number=" in note["what"]

@@ -48,6 +48,30 @@ def test_what_is_a_checkpoint(saving: Any, tmp_path: Any) -> None:
     assert all(r["bytes"] > 0 for r in rows if r["ok"])
 
 
+def test_steps_go_on_from_a_checkpoint_that_says_where(saving: Any, tmp_path: Any) -> None:
+    torch.save({"w": torch.zeros(1 << 19), "step": 10}, tmp_path / "last.pt")
+    torch.load(tmp_path / "last.pt")
+    with badput.step():
+        pass
+    torch.load(tmp_path / "last.pt")  # a later one is no resume
+    with badput.step():
+        pass
+    badput.close(timeout=5)
+    saving.ends()
+    assert [r["step"] for r in saving.rows("steps")] == [11, 12]
+
+
+def test_a_path_is_told_whole(saving: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("a/b.pt", tmp_path / "c.pt", "s3://bucket/d", 5):
+        with badput.span("save", path=path, step=1):
+            pass
+    badput.close(timeout=5)
+    saving.ends()
+    told = [r["path"] for r in saving.rows("checkpoints")]
+    assert told == [f"{tmp_path}/a/b.pt", f"{tmp_path}/c.pt", "s3://bucket/d", "5"]
+
+
 ASYNC = """
 import os, signal, sys, torch, badput
 import torch.distributed as dist, torch.distributed.checkpoint as dcp

@@ -6,6 +6,10 @@ WITH writers AS (
 )
 SELECT m.session, c.step, min(c.start_ns) AS start_ns,
        list(DISTINCT rtrim(c.path, '/')) FILTER (WHERE c.path IS NOT NULL) AS paths,
+       -- and the name of one that is written aside and then renamed, under which it is loaded
+       list(DISTINCT regexp_replace(rtrim(c.path, '/'),
+            '[._-](tmp|temp|new|part|partial|incomplete|inprogress)([._-]?[0-9]+)?$', ''))
+           FILTER (WHERE c.path IS NOT NULL) AS final_paths,
        count(DISTINCT m.rank) FILTER (
            WHERE c.durable_ns IS NOT NULL AND coalesce(c.ok, true)) >= any_value(w.ranks) AS durable,
        max(c.durable_ns) AS durable_ns, sum(c.bytes)::BIGINT AS bytes,

@@ -11,7 +11,8 @@ traced AS (
     SELECT l.session, l.step, l.path,
            (SELECT arg_max(struct_pack(session := v.session, step := v.step), v.start_ns)
             FROM saves v JOIN sessions sv ON sv.session = v.session
-            WHERE l.path IS NOT NULL AND list_contains(v.paths, l.path) AND sv.ord < s.ord) AS origin
+            WHERE l.path IS NOT NULL AND sv.ord < s.ord
+              AND (list_contains(v.paths, l.path) OR list_contains(v.final_paths, l.path))) AS origin
     FROM loads l JOIN sessions s ON s.session = l.session
 ),
 loaded AS (

@@ -224,8 +224,10 @@ def _load_begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | None:
 
 @guarded("checkpoint.load ends")
 def _load_ends(span: Span, error: BaseException | None, loaded: object = None) -> None:
-    if OPTIMIZER.auto and type(loaded) is dict:
-        # Nobody else says where such a script's steps go on.
+    rec = mine()
+    fresh = rec is not None and not rec.step.last and not rec.step.open
+    if (OPTIMIZER.auto or fresh) and type(loaded) is dict:
+        # Nobody else says where the steps go on, unless each is given its number.
         state = cast("dict[object, object]", loaded)
         step = next((state[n] for n in _COUNTERS if type(state.get(n)) is int), None)
         if step is not None:
