@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SQL_EXAMPLES = """\
 examples:
   badput sql RUN "SELECT leaf, ns / 1e9 AS seconds FROM leaves ORDER BY ns DESC"
-  badput sql RUN "SELECT session, step, loss FROM step_rows ORDER BY start_ns" --format csv
+  badput sql RUN "SELECT rank, step, loss FROM steps ORDER BY start_ns" --format csv
   badput sql RUN "SELECT column_name, column_type FROM (DESCRIBE step_rows)\""""
 
 

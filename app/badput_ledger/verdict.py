@@ -94,7 +94,7 @@ def build_verdict(books: Books, report: dict[str, Any]) -> dict[str, str]:
     if words.failures and not any(worst in i["phases"] for i in words.failures):
         why += f" {_failures_cost(words)}."
         short += f", {plural(len(words.failures), 'failure')}: {failed / words.base:.1%}"
-    next_ = _next(words, worst, losses[worst])
+    next_ = _next(words, worst, losses[worst], len(report["sessions"]))
     return {"headline": headline, "why": why, "next": next_, "short": short}
 
 
@@ -158,9 +158,11 @@ def _failures(words: _Words) -> dict[str, str]:
     worst = max(phases, key=lambda leaf: phases[leaf])
     why = f"{_failures_cost(words)}. Most of it is {worst} ({BY_ID[worst].title})."
     many, share = len(words.failures), words.failed_seconds() / words.base
+    # These seconds are of the starts after failures alone, not of the others.
+    starts = sum(i["held_phases"].get(worst, 0) > 0 for i in words.failures)
     return {
         "why": why,
-        "next": _next(words, worst, phases[worst]),
+        "next": _next(words, worst, phases[worst], starts),
         "short": f"{plural(many, 'failure')}: {share:.1%}, mostly {BY_ID[worst].title}",
     }
 
@@ -203,7 +205,8 @@ def _why(words: _Words, leaf: str, seconds: float) -> str:
     return text + "."
 
 
-def _next(words: _Words, leaf: str, seconds: float) -> str:
+def _next(words: _Words, leaf: str, seconds: float, starts: int) -> str:
+    """What to do about ``seconds`` of a leaf, which are those of ``starts`` starts."""
     if leaf.startswith("D."):
         return _checkpoint_oftener(words)
     if leaf == "G.straggler":
@@ -212,11 +215,10 @@ def _next(words: _Words, leaf: str, seconds: float) -> str:
         return _bubble(words.report)
     if leaf == "A.requeue":
         return _requeue(words, seconds)
-    starts = max(1, len(words.report["sessions"]))
     if leaf[0] == "C":
         ranks = max(1, words.report["run"]["world_size"] or 1)
-        each = span(seconds / starts / ranks)
-        over = "" if starts == 1 else f" over {starts} starts"
+        each = span(seconds / max(1, starts) / ranks)
+        over = "" if starts <= 1 else f" over {starts} starts"
         return f"Shorten {BY_ID[leaf].title}: it took {each} a start{over}."
     return _ADVICE.get(leaf, "Look at the rows behind this leaf with `badput sql`.")
 

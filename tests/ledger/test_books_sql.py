@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +29,18 @@ def test_a_select_over_facts_and_views_is_answered(run: Path, capsys: Any) -> No
     assert sql_main([str(run), "FROM leaves ORDER BY ns DESC LIMIT 1", "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["leaf"], row["ns"]) == ("H.productive", "30000000000")
+
+
+def test_the_examples_of_the_help_run_as_they_stand(run: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        sql_main(["--help"])
+    text = capsys.readouterr().out
+    examples = [line.strip() for line in text.splitlines() if line.startswith("  badput sql RUN")]
+    assert len(examples) == 3
+    for example in examples:
+        words = shlex.split(example)[2:]
+        assert sql_main([str(run), *words[1:]]) == 0, example
+        assert len(capsys.readouterr().out.splitlines()) > 1, example
 
 
 def test_rows_are_limited(run: Path, capsys: Any) -> None:

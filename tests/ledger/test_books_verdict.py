@@ -85,3 +85,21 @@ def test_what_an_importer_noted_is_told(make: Any) -> None:
     )
     report = report_of(make.write())
     assert any("how many GPUs" in note["what"] for note in report["quality"])
+
+
+def test_the_time_of_one_restart_is_not_spread_over_all_starts(make: Any) -> None:
+    """The first start took no time to load; the one after the failure took 100 s on each rank."""
+    ends = []
+    for rank in range(2):
+        pid = make.process(0, rank=rank, world=2)
+        ends.append((pid, make.steps(pid, 1, 20, 1, 1.0, rank=rank)))
+    for rank, (pid, end) in enumerate(ends):
+        make.end(pid, end, rank=rank, reason="signal", signal=6)
+    for rank in range(2):
+        pid = make.process(22, rank=rank, world=2)
+        make.checkpoint(pid, "load", 20, 22, 100.0, rank=rank, path="/c/20")
+        make.span(pid, "load", 22, 100.0, rank=rank)
+        make.end(pid, make.steps(pid, 21, 40, 122, 1.0, rank=rank), rank=rank)
+    verdict = report_of(make.write())["verdict"]
+    assert verdict["short"].startswith("1 failure"), verdict
+    assert verdict["next"].endswith("it took 100.0 s a start."), verdict
