@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger.clock import span
+from badput_ledger.processes import attrs_of
 from badput_ledger.taxonomy import BY_ID
 from badput_ledger.units import amount, money, plural, time_scale
 
@@ -58,6 +59,8 @@ class _Words:
 
 def build_verdict(books: Books, report: dict[str, Any]) -> dict[str, str]:
     """Three sentences for somebody who reads nothing else, and the reason in a few words."""
+    if books.facts.launchers and not books.facts.sessions:
+        return _launcher_only(books)
     if report["kept_time"]["value"] is None:
         return {
             "headline": "The books are empty: no process lived for a measurable time.",
@@ -96,6 +99,30 @@ def build_verdict(books: Books, report: dict[str, Any]) -> dict[str, str]:
         short += f", {plural(len(words.failures), 'failure')}: {failed / words.base:.1%}"
     next_ = _next(words, worst, losses[worst], len(report["sessions"]))
     return {"headline": headline, "why": why, "next": next_, "short": short}
+
+
+def _launcher_only(books: Books) -> dict[str, str]:
+    """A command that `badput run` saw begin and end, and no rank of it: often no training."""
+    rows = books.rows(
+        "SELECT e.attrs FROM events e JOIN processes p USING (process_id) "
+        "WHERE e.kind = 'exit' AND p.role = 'launcher' ORDER BY e.time_ns DESC, e.seq DESC LIMIT 1"
+    )
+    said = attrs_of(rows[0]["attrs"]) if rows else {}
+    how = "nothing says how it ended"
+    if said.get("signal"):
+        how = f"ended by signal {said['signal']}"
+    elif said.get("exit_code") is not None:
+        how = f"ended with exit code {said['exit_code']}"
+    why = f"{said.get('program') or 'The command'} {how}." if rows else "Nothing says how it ended."
+    return {
+        "headline": "Only a launcher was seen: no rank left a record, so there are no books.",
+        "why": why,
+        "next": (
+            "If the command trains, see what keeps badput out of its processes "
+            "(docs/adapters.md), or call badput.init() in the script."
+        ),
+        "short": f"only a launcher was seen: {how}",
+    }
 
 
 def _headline(words: _Words) -> str:

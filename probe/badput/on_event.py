@@ -32,6 +32,8 @@ PAUSE_S = 300.0
 """Time between two commands for the same kind of event of the same run."""
 GOODPUT_S = 300.0
 """Time between two looks at the goodput of a run."""
+GOODPUT_STEPS = 20
+"""Steps in the books before their goodput is held against anything: a launch keeps nothing yet."""
 _WAITING = 16
 _MAX_BYTES = 32 << 10
 
@@ -195,16 +197,21 @@ class Goodput:
         return code is not None
 
     def result(self) -> dict[str, Any]:
-        """``kept_time`` and ``goodput`` (0 to 1, None if unknown), and ``why`` where unknown."""
+        """``kept_time`` and ``goodput`` (0 to 1, None if unknown), and ``why`` where unknown.
+
+        ``steps``: how many were executed so far, None if unknown.
+        """
         for pipe in (self._child.stdout, self._child.stderr):
             if pipe is not None:
                 pipe.close()
         try:
             report: dict[str, dict[str, Any] | None] = json.loads(self._out)
             found = {n: (report.get(n) or {}).get("value") for n in ("kept_time", "goodput")}
+            found["steps"] = (report.get("steps") or {}).get("executed")
         except (ValueError, AttributeError):
             lines = self._err.decode(errors="replace").strip().splitlines()
-            return {"kept_time": None, "goodput": None, "why": lines[-1] if lines else "no answer"}
+            unknown = dict.fromkeys(("kept_time", "goodput", "steps"))
+            return {**unknown, "why": lines[-1] if lines else "no answer"}
         return {**found, "why": None}
 
 
@@ -304,10 +311,14 @@ class OnEvents:
 def low(
     runner: Runner, run: str, found: Mapping[str, Any], log: Callable[[str], None] | None
 ) -> None:
-    """Offer an event if the share of kept time is below what was asked for."""
+    """Offer an event if the share of kept time is below what was asked for.
+
+    Not before GOODPUT_STEPS steps are in the books.
+    """
     value, least = found["kept_time"], runner.wanted.goodput
     if value is None and log is not None:
         log(f"on-event: the goodput of {run} is not known: {found['why']}")
-    if value is not None and least is not None and value < least:
+    early = (found["steps"] or 0) < GOODPUT_STEPS
+    if value is not None and least is not None and value < least and not early:
         what = f"{value:.1%} of the time so far is kept, less than {least:.1%}"
         runner.offer("goodput", run, {"what": what, "kept_time": value})

@@ -15,7 +15,7 @@ import os
 import threading
 
 from badput import layout as lo
-from badput.guard import fail
+from badput.guard import fail, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ PID_FILE = "collector.pid"
 _SHARE = 0.7
 """Share of BADPUT_HANG_S after which stacks are dumped: they are there when the hang is told."""
 _MAX_PERIOD_S = 60.0
+_LONGEST_S = 1e9
 _FILE_LIMIT = 1 << 20
 _PR_SET_PTRACER = 0x59616D61
 
@@ -40,10 +41,16 @@ def settings() -> dict[str, Any]:
     """What this process's environment says about hangs, for its facts."""
     found: dict[str, Any] = {}
     for key, name in (("hang_s", "BADPUT_HANG_S"), ("slow_s", "BADPUT_HANG_SLOW_S")):
+        given = os.environ.get(name, "").strip()
         try:
-            found[key] = float(os.environ[name])
-        except (KeyError, ValueError):
-            continue
+            seconds = float(given or "nan")
+        except ValueError:
+            seconds = -1.0
+        if 0 <= seconds < _LONGEST_S:
+            found[key] = seconds
+        elif given:
+            what = f"{name}={given[:80]!r} is no number of seconds from 0 up"
+            say(f"variable {name}", f"{what}; the default is used")
     for key, name in (("stacks", "BADPUT_STACKS"), ("ptrace", "BADPUT_PTRACE")):
         if os.environ.get(name) == "1":
             found[key] = True

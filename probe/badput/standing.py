@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from badput.live import Live
-    from badput.seen import Seen
+    from badput.seen import Seen, Steps
 
 ORDER = ("hung", "dead", "silent", "running", "done")
 """States of a rank, the worst first."""
@@ -45,6 +45,7 @@ def standing(run: str, seen: Seen, lives: Sequence[Live], events: int) -> dict[s
         "path": run,
         "time_ns": now,
         "state": _state(counts, seen),
+        "launcher": None if ranks else _launcher(seen),
         "source": "spools" if mine else "parts",
         "newest_part_age_s": _age(now, seen.newest_ns or None),
         "world_size": max(world, len(ranks)) or None,
@@ -94,7 +95,18 @@ def _state(counts: dict[str, int], seen: Seen) -> str:
         return "silent"
     if counts["running"]:
         return "running"
-    return "done" if counts["done"] or seen.of_kind("complete") else "unknown"
+    if counts["done"] or seen.of_kind("complete"):
+        return "done"
+    return "exited" if _launcher(seen) else "unknown"
+
+
+def _launcher(seen: Seen) -> dict[str, Any] | None:
+    """How the command of a launcher ended, where one told it."""
+    for event in reversed(seen.of_kind("exit")):
+        attrs = seen.attrs(event)
+        if seen.processes.get(event["process_id"], {}).get("role") == "launcher":
+            return {n: attrs.get(n) for n in ("program", "exit_code", "signal")}
+    return None
 
 
 # -- ranks ----------------------------------------------------------------------------------
@@ -152,11 +164,13 @@ def _rank(
     }  # fmt: skip
     if end is not None:
         attrs = seen.attrs(end)
-        found |= _ended(attrs, end, row)
+        found |= _ended(attrs)
+        found["step"] = _finished(steps, here)
     elif here is not None:
         found["state"] = "hung" if here.hung else "running"
         found["why"] = here.hung_why or None
         if not here.alive:
+            found["step"] = _finished(steps, here)
             found["state"] = "done" if here.closed else "dead"
             found["why"] = None if here.closed else "its collector has not told yet how it ended"
     else:
@@ -164,7 +178,15 @@ def _rank(
     return found
 
 
-def _ended(attrs: dict[str, Any], end: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+def _finished(steps: Steps | None, here: Live | None) -> int | None:
+    """The last step that a process which is over has finished; None if it finished none."""
+    drained = (steps.end_ns, steps.step) if steps else (0, 0)
+    last = here.last_step if here else None
+    newest = max(drained, (last[2], last[0]) if last else (0, 0))
+    return newest[1] or None
+
+
+def _ended(attrs: dict[str, Any]) -> dict[str, Any]:
     reason = str(attrs.get("reason"))
     done = reason == "completed"
     why = None
@@ -173,9 +195,7 @@ def _ended(attrs: dict[str, Any], end: dict[str, Any], row: dict[str, Any]) -> d
         if attrs.get("exit_code"):
             how += f", exit code {attrs['exit_code']}"
         why = f"ended ({how}) in phase {attrs.get('phase')}"
-    del row, end
-    return {"state": "done" if done else "dead", "why": why, "phase": attrs.get("phase"),
-            "step": attrs.get("step")}  # fmt: skip
+    return {"state": "done" if done else "dead", "why": why, "phase": attrs.get("phase")}
 
 
 def _far(
@@ -212,12 +232,21 @@ def _checkpoint(
             durable[row["step"]] = max(durable.get(row["step"], 0), row["durable_ns"])
     everyone = {r["rank"] or 0 for r in seen.checkpoints.values() if r["op"] == "save"}
     alive = {r["rank"] for r in ranks}
+    over = bool(ranks) and all(r["state"] == "done" for r in ranks)
     good = [s for s, have in savers.items() if have and have >= (everyone & alive)]
     if not good:
         if not step:
             return None
-        return {"step": None, "age_s": None, "at_risk_steps": step, "at_risk_s": None}
+        return {
+            "step": None,
+            "age_s": None,
+            "at_risk_steps": 0 if over else step,
+            "at_risk_s": None,
+        }
     last = max(good)
+    if over:  # what comes after a save is lost or kept by now: nothing can still be lost
+        return {"step": last, "age_s": _age(now, durable[last]),
+                "at_risk_steps": 0, "at_risk_s": 0.0}  # fmt: skip
     until = now
     if all(r["state"] != "running" for r in ranks):  # what was done until the last step ended
         until -= int(min((r["last_step_age_s"] or 0 for r in ranks), default=0) * 1e9)
@@ -237,11 +266,21 @@ def _events(seen: Seen, count: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def _how(attrs: dict[str, Any]) -> str:
+    """How a process ended, to be read after the word ``exit``."""
+    if attrs.get("signal"):
+        return f"by signal {attrs['signal']}"
+    code = attrs.get("exit_code")
+    return f"code {'unknown' if code is None else code}"
+
+
 def _what(kind: str, attrs: dict[str, Any]) -> str:
     if kind == "end":
         return f"{attrs.get('reason')} in phase {attrs.get('phase')}"
     if kind == "hang_end":
         return f"moved on after {(attrs.get('duration_ns') or 0) / 1e9:.0f} s"
     if kind == "exit":
-        return f"exit code {attrs.get('exit_code')}, signal {attrs.get('signal')}"
+        return _how(attrs)
+    if kind == "rewind" and attrs.get("to_step") is not None:
+        return f"to step {attrs['to_step']}"
     return str(attrs.get("what") or attrs.get("text") or "")

@@ -27,7 +27,8 @@ the last durable checkpoint and what is at risk, the newest events.
 
 DIR is a run folder or a folder of runs. On the node where ranks run, what is shown is what they
 do this instant, read from their spools; of ranks on other nodes it is as old as the newest parts
-in the run folder. Exit codes: 0 fine, 1 something is hung, silent or dead, 2 bad input."""
+in the run folder. Exit codes: 0 fine, 1 something is hung, silent, dead or
+has failed, 2 bad input."""
 GOODPUT_S = 30.0
 _BAD = ("hung", "dead", "silent")
 
@@ -141,7 +142,9 @@ class Board:
             now["goodput"] = self._goodput.get(run)
             self.runs[run] = now
         bad = [r for r in self.runs.values() if any(r["ranks"][s] for s in _BAD)]
-        self.code = 1 if any(r["state"] not in ("done", "running") for r in bad) else 0
+        wrong = any(r["state"] not in ("done", "running") for r in bad)
+        wrong |= any(_failed(r) for r in self.runs.values())
+        self.code = 1 if wrong else 0
 
     def _ask(self, run: str) -> None:
         if self.args.no_goodput:
@@ -196,6 +199,12 @@ class Board:
         if self.args.watch is not None and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
         print("\n".join(render(run) for run in runs), end="", flush=True)
+
+
+def _failed(run: dict[str, Any]) -> bool:
+    """Did a launcher's command fail before a rank was seen?"""
+    said = run["launcher"]
+    return run["state"] == "exited" and bool(said["exit_code"] or said["signal"])
 
 
 def _runs(folder: Path, lives: list[Live]) -> list[str]:

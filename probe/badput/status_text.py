@@ -25,13 +25,13 @@ def duration(seconds: float | None) -> str:
 
 def render(run: dict[str, Any]) -> str:
     """One run as some lines of text."""
-    lines = [f"{clean(run['path'])}  {run['state'].upper()}"]
+    lines = [f"{clean(run['path'])}  {_state(run)}"]
     rows = [
         ("ranks", _ranks(run)),
         ("step", _step(run)),
         ("time", _time(run)),
         ("goodput", _goodput(run["goodput"])),
-        ("saved", _saved(run["checkpoint"])),
+        ("saved", _saved(run)),
         ("behind", _behind(run)),
         ("restarts", str(run["restarts"])),
     ]
@@ -46,6 +46,16 @@ def render(run: dict[str, Any]) -> str:
     if run["unreadable_parts"]:
         lines.append(f"  {run['unreadable_parts']} parts cannot be read")
     return "\n".join(lines) + "\n"
+
+
+def _state(run: dict[str, Any]) -> str:
+    said = run["launcher"]
+    if run["state"] != "exited" or said is None:
+        return run["state"].upper()
+    how = f"with code {said['exit_code']}"
+    if said["signal"]:
+        how = f"by signal {said['signal']}"
+    return f"EXITED {clean(how)}: no rank was seen, only the launcher of {clean(said['program'])}"
 
 
 def _ranks(run: dict[str, Any]) -> str:
@@ -81,9 +91,16 @@ def _goodput(found: dict[str, Any] | None) -> str:
     return text if found["goodput"] is None else f"{text}, {found['goodput']:.1%} is compute"
 
 
-def _saved(found: dict[str, Any] | None) -> str:
+def _saved(run: dict[str, Any]) -> str:
+    found = run["checkpoint"]
     if found is None:
         return ""
+    if run["state"] == "done":
+        if found["step"] is None:
+            return "no durable checkpoint"
+        later = (run["step"] or 0) - found["step"]
+        after = f"; {later} {'step' if later == 1 else 'steps'} came after it" if later > 0 else ""
+        return f"step {found['step']}, durable {duration(found['age_s'])} ago{after}"
     if found["step"] is None:
         return f"no durable checkpoint; {found['at_risk_steps']} steps are at risk"
     risk = f"at risk: {found['at_risk_steps']} steps, {duration(found['at_risk_s'])}"

@@ -40,6 +40,10 @@ NAME = "badput_made_up_module"
         (["gc"], "+collectives", {"gc", "collectives"}),
         (["gc"], "-gc", set()),
         ("default", "-all +gc", {"gc"}),
+        (None, "optimiser", hooks.DEFAULT),
+        (["gc"], "on", {"gc"}),
+        (None, "gc,optimiser", {"gc"}),
+        (None, "optimiser -gc", hooks.DEFAULT - {"gc"}),
     ],
 )
 def test_names(given: Any, environment: str | None, chosen: Any) -> None:
@@ -53,6 +57,12 @@ def test_unknown_names_cost_one_line(given: Any, caplog: pytest.LogCaptureFixtur
         hooks.choose(given, None)
     assert len(caplog.records) == 1
     assert "init(hooks=)" in caplog.text
+
+
+def test_a_name_that_is_none_is_said_to_be_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    guard.reset()
+    hooks.choose(None, "optimiser")
+    assert "BADPUT_HOOKS: there is no hook 'optimiser', it is ignored; there are" in caplog.text
 
 
 @pytest.fixture

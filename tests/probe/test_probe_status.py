@@ -14,7 +14,7 @@ import time
 import pytest
 
 from badput.cli import main as badput_main
-from badput.on_event import Runner, Wanted, parse_command
+from badput.on_event import GOODPUT_STEPS, Runner, Wanted, low, parse_command
 from badput.parts import write_rows
 from badput.status_text import duration
 
@@ -279,6 +279,80 @@ def test_a_command_in_the_environment_that_makes_no_sense_is_said_and_ignored(ow
     own_box.run_child("import badput, os; badput.init(os.environ['RUN'])", env=env)
     own_box.ends()
     assert "BADPUT_ON_EVENT is ignored: 'sunrise' is no event" in own_box.log()
+
+
+def test_a_run_that_has_only_just_begun_has_no_low_goodput():
+    log = []
+    one = Runner(["true"], Wanted.parse("goodput<0.8"), log.append)
+    found = {"kept_time": 0.1, "goodput": None, "why": None}
+    for steps in (None, 0, GOODPUT_STEPS - 1):
+        low(one, "r", {**found, "steps": steps}, None)
+    assert not one.poll()
+    low(one, "r", {**found, "steps": GOODPUT_STEPS}, None)
+    assert one.poll()
+    one.finish()
+    assert "for goodput of r" in log[0]
+
+
+AUTO = """
+import badput, os, torch
+badput.init(os.environ["RUN"], auto_steps=True)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(30):
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+with badput.span("save", step=30, path="ckpt"):
+    pass
+"""
+
+
+def test_a_run_that_is_over_shows_its_last_finished_step_and_no_risk(box, capsys, wait_until):
+    """In auto mode a step is always under way, at the end as well."""
+    assert box.run_child(AUTO).returncode == 0
+    box.ends()
+    run = status(box, capsys)
+    assert (run["state"], run["step"], run["step_least"]) == ("done", 30, 30)
+    assert run["worst"][0]["step"] == 30
+    assert (run["checkpoint"]["step"], run["checkpoint"]["at_risk_steps"]) == (30, 0)
+    assert run["goodput"]["steps"] == 30
+    assert badput_main(["status", str(box.run), "--no-goodput", "--spool", str(box.spool)]) == 0
+    text = capsys.readouterr().out
+    assert "risk" not in text
+    assert "came after" not in text
+
+
+def test_a_rewind_is_shown_with_its_step(box, capsys):
+    code = BEGIN + 'badput.event("rewind", to_step=7)\n'
+    assert box.run_child(code).returncode == 0
+    box.ends()
+    run = status(box, capsys, "--no-goodput")
+    assert {"rewind": "to step 7"}.items() <= {e["kind"]: e["what"] for e in run["events"]}.items()
+    assert badput_main(["status", str(box.run), "--no-goodput", "--spool", str(box.spool)]) == 0
+    assert "10 steps came after it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "how"),
+    [
+        ("exit 0", 0, "with code 0"),
+        ("exit 3", 1, "with code 3"),
+        ("kill -9 $$", 1, "by signal 9"),
+    ],
+)
+def test_a_command_that_is_no_training_has_exited(box, capsys, command, code, how):
+    recording = [sys.executable, "-m", "badput.cli", "run", "-o", str(box.run), "--"]
+    subprocess.run([*recording, "sh", "-c", command], env=box.env, check=False, timeout=120)
+    box.ends()
+    spool = ["--spool", str(box.spool)]
+    assert badput_main(["status", str(box.run), "--no-goodput", *spool]) == code
+    text = capsys.readouterr().out
+    assert f"EXITED {how}: no rank was seen, only the launcher of sh" in text
+    assert f"Z exit {how.removeprefix('with ')}\n" in text
+    assert badput_main(["report", str(box.run)]) == 0
+    text = capsys.readouterr().out
+    assert "Only a launcher was seen" in text
+    assert f"sh ended {how.replace('code', 'exit code')}." in text
 
 
 def test_durations_read_well():

@@ -41,6 +41,7 @@ _HERE: dict[str, tuple[str, tuple[str, ...]]] = {
 
 NAMES: tuple[str, ...] = tuple(_HERE)
 DEFAULT: frozenset[str] = frozenset(NAMES) - {"collectives"}
+_GROUPS = {"default": DEFAULT, "all": frozenset(NAMES), "none": frozenset[str]()}
 
 _on: dict[str, Hook] = {}
 
@@ -49,7 +50,8 @@ def choose(given: str | Iterable[str] | None, environment: str | None) -> frozen
     """Names to install: what ``init`` was given, then BADPUT_HOOKS on top of it.
 
     Both are lists of names, ``default``, ``all`` or ``none``; a name with ``-`` before it is
-    taken out. A list that only adds (``+name``) or takes out changes what was chosen before.
+    taken out. A list that only adds (``+name``) or takes out changes what was chosen before. A
+    name that is none is said and ignored; a list of nothing else changes nothing.
     """
     chosen = DEFAULT if given is None else _read("init(hooks=)", given, DEFAULT)
     return chosen if not environment else _read("BADPUT_HOOKS", environment, chosen)
@@ -64,24 +66,35 @@ def _read(what: str, given: object, before: frozenset[str]) -> frozenset[str]:
     except TypeError:
         say(f"hooks {what}", f"{what} wants names of hooks and got {type(given).__name__}")
         return before
+    known = [word for word in words if _is_known(what, word.lstrip("+-"))]
+    if words and not known:
+        return before
+    words = known
     relative = bool(words) and all(word[0] in "+-" for word in words)
     chosen = set(before if relative else ())
     if not relative and words and words[0][0] == "-":
         chosen = set(before)
-    groups = {"default": DEFAULT, "all": frozenset(NAMES), "none": frozenset[str]()}
     for word in words:
         name = word.lstrip("+-")
-        names = groups.get(name, frozenset({name}))
-        if not names <= frozenset(NAMES):
-            known = ", ".join(NAMES)
-            say(f"hooks {name}", f"{what}: there is no hook {name!r}; there are {known}")
-        elif word.startswith("-"):
+        names = _GROUPS.get(name, frozenset({name}))
+        if word.startswith("-"):
             chosen -= names
         elif name == "none":
             chosen.clear()
         else:
             chosen |= names
     return frozenset(chosen)
+
+
+def _is_known(what: str, name: str) -> bool:
+    """True for a hook or a group of them; else one line to the user."""
+    if name in _GROUPS or name in _HERE:
+        return True
+    say(
+        f"hooks {name}",
+        f"{what}: there is no hook {name!r}, it is ignored; there are {', '.join(NAMES)}",
+    )
+    return False
 
 
 def install(
