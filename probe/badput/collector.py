@@ -15,16 +15,15 @@ import contextlib
 import errno
 import os
 import shutil
-import signal
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from badput import identity
 from badput.duties import Guarded, duties
 from badput.evidence import Evidence
+from badput.neighbour import settle_down
 from badput.spawn import try_lock
 from badput.spool import SpoolError, open_root
 from badput.worker import Worker
@@ -359,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if lock is None:
         return 0
-    _settle_down()
+    settle_down()
     # The program's umask may hide files from their owner; what others may see stays as it says.
     os.umask(os.umask(0o077) & 0o077)
     try:
@@ -379,23 +378,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except FileNotFoundError:
         return 0  # someone removed the spool root
-
-
-def _settle_down() -> None:
-    """Be a quiet neighbour: low priority, any core, one thread, deaf to the terminal."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    import pyarrow as pa
-
-    # Loaded now: later it would hold up the look at the ranks.
-    for name in ("pyarrow.parquet", "badput.drain", "badput.watch", "badput.merge"):
-        import_module(name)
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
 
 
 if __name__ == "__main__":
