@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from badput import identity
 from badput.schema import TABLES, arrow_schema
@@ -92,9 +92,11 @@ def replaced(folder: Path, names: set[str]) -> set[str] | None:
             listed = json.loads(footer_notes(folder / name).get(REPLACES, b"{}"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue  # damaged: whoever reads it says so
-        for stem, size in listed.items():
+        if not isinstance(listed, dict):
+            continue
+        for stem, size in cast("dict[str, Any]", listed).items():
             other = f"{stem}.parquet"
             if other in names and _size(folder / other) in (size, None):
                 gone.add(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -148,3 +149,17 @@ def test_a_spool_that_makes_no_sense_costs_one_sentence_and_stops_no_other(box, 
     assert captured.err.startswith(f"badput collect: {bad.name}: ")
     assert f"{good.name}: 5 records" in captured.out
     assert list(root.glob("?" * 16)) == [bad]
+
+
+def test_only_a_copy_of_ours_is_taken_for_one(box, tmp_path):
+    """What collect removes in the end must not be for a file in the spool to say."""
+    root, precious = box.folder / "left", tmp_path / "precious"
+    box.run_child(LEFT_BEHIND, env={"BADPUT_SPOOL": str(root)})
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("keep")
+    (one,) = root.glob("?" * 16)
+    (one / "copied.json").write_text(json.dumps({"to": str(precious)}))
+    assert main([str(root)]) == 0
+    assert (precious / "thesis.txt").read_text() == "keep"
+    assert sorted(p.name for p in precious.iterdir()) == ["thesis.txt"]
+    assert len(box.rows("steps")) == 5
