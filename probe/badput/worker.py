@@ -101,8 +101,8 @@ class Keeper:
                 done = TableCompactor(self.run, table, self).compact(at_least, grace_s)
         except LockedError:
             return
-        except OSError as error:
-            self._log(f"cannot compact {table} of {self.run} ({error}); tried again later")
+        except Exception as error:  # noqa: BLE001 - a part that makes no sense must not stop draining
+            self._log(f"cannot compact {table} of {self.run} ({error!r}); tried again later")
             self._fresh[table] = 0
             return
         self._unlink_at.pop(table, None)
