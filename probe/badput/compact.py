@@ -68,9 +68,9 @@ class _Over:
 
 def ended_processes(run: str | os.PathLike[str]) -> tuple[set[str], list[dict[str, Any]]]:
     """Who wrote an end event (process id as in part names), and the rows of those who did not."""
-    events = parts.read_rows(run, "events")
+    events = parts.good_rows(run, "events")
     ended = {f"{r['process_id']:016x}" for r in events if r["kind"] == "end"}
-    rows = parts.read_rows(run, "processes")
+    rows = parts.good_rows(run, "processes")
     return ended, [r for r in rows if f"{r['process_id']:016x}" not in ended]
 
 

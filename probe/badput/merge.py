@@ -45,9 +45,6 @@ _CHUNK = 256
 PROBE_PART = re.compile(r"[0-9a-f]{16}-(\d{12})(-end)?$|[0-9a-f]{16}-told-(\d{6})$")
 """Names of the parts that a drain writes: the first record's number, or the event's."""
 
-OWNERS = b"badput.owners"
-"""Footer key: JSON, whose rows a compacted part holds."""
-
 
 class Rights(Protocol):
     """What a compaction may touch."""
@@ -171,7 +168,7 @@ class TableCompactor:
     def _ours(self, name: str) -> bool:
         if not name.startswith(parts.COMPACT):
             return self._rights.part(name[:-8])
-        owners = json.loads(self._notes.get(name, {}).get(OWNERS, b"[]"))
+        owners = json.loads(self._notes.get(name, {}).get(parts.OWNERS, b"[]"))
         return bool(owners) and all(map(self._rights.owner, owners))
 
     # -- merging ----------------------------------------------------------------------------
@@ -208,6 +205,8 @@ class TableCompactor:
     def _read(self, name: str) -> tuple[_Source, pa.Table] | tuple[None, None]:
         """A source and its rows in the form of the schema; None if it is to be left alone."""
         try:
+            if not (self._folder / name).is_file():
+                return None, None  # gone, a pipe, or a link to nowhere: no part of ours
             size, table = parts.read_part(self._folder / name)
             table = as_schema(self.table, table)
         except FileNotFoundError:
@@ -229,7 +228,7 @@ class TableCompactor:
         for source in taken:
             if source.name.startswith(parts.COMPACT):
                 notes = self._notes[source.name]
-                owners.update(json.loads(notes.get(OWNERS, b"[]")))
+                owners.update(json.loads(notes.get(parts.OWNERS, b"[]")))
                 # What it replaced and could not be unlinked stays replaced.
                 older: dict[str, int] = json.loads(notes.get(parts.REPLACES, b"{}"))
                 still = self._replaced_by
@@ -238,7 +237,7 @@ class TableCompactor:
                 owners.add(owner_of(source.name[:-8]))
         notes = {
             parts.REPLACES: _json(replaces),
-            OWNERS: _json(sorted(owners)),
+            parts.OWNERS: _json(sorted(owners)),
             **ranges(data),
         }
         path = parts.write_part(

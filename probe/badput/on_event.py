@@ -284,7 +284,7 @@ class OnEvents:
         from badput.parts import part_rows
 
         try:
-            rows = part_rows(path)
+            rows = part_rows(path, "events")
         except FileNotFoundError:  # compacted away
             return
         for row in rows:

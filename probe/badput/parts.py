@@ -20,6 +20,7 @@ pyarrow is imported inside the functions: only the collector and the importers u
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -39,8 +40,14 @@ COMPACT = "compact-"
 """How the names of compacted parts begin."""
 REPLACES = b"badput.replaces"
 """Footer key: JSON, size in bytes by name (without .parquet) of the parts that it replaces."""
+OWNERS = b"badput.owners"
+"""Footer key: JSON, whose rows a compacted part holds."""
 RANGES = b"badput.ranges"
 """Footer key: JSON, a list of [process_id, lowest seq, highest seq] of what a part holds."""
+
+
+_TRIES = 100
+"""How often a folder is listed again because parts went away: each is gone for good once."""
 
 
 def part_path(run: str | os.PathLike[str], table: str, name: str) -> Path:
@@ -92,11 +99,9 @@ def replaced(folder: Path, names: set[str]) -> set[str] | None:
             listed = json.loads(footer_notes(folder / name).get(REPLACES, b"{}"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             continue  # damaged: whoever reads it says so
-        if not isinstance(listed, dict):
-            continue
-        for stem, size in cast("dict[str, Any]", listed).items():
+        for stem, size in listed.items():
             other = f"{stem}.parquet"
             if other in names and _size(folder / other) in (size, None):
                 gone.add(other)
@@ -110,16 +115,32 @@ def _size(path: Path) -> int | None:
         return None
 
 
+def _check_file(path: Path) -> None:
+    """Raises ValueError for a pipe, which would be waited for, and a link to nowhere."""
+    if not path.is_file() and (path.is_symlink() or path.exists()):
+        raise ValueError(f"{path} is not a file")
+
+
 def footer_notes(path: Path) -> dict[bytes, bytes]:
-    """The key-value metadata of a part. Raises OSError, and ValueError if it is none."""
+    """The key-value metadata of a part, its lists of a form that may be relied on.
+
+    Raises OSError, and ValueError if it is no part, or one whose lists make no sense.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    _check_file(path)
     try:
         with open(path, "rb") as handle:
-            return pq.read_metadata(handle).metadata or {}
-    except pa.ArrowException as error:
-        raise ValueError(f"{path} is not a complete Parquet file") from error
+            notes: dict[bytes, bytes] = pq.read_metadata(handle).metadata or {}
+        replaces = json.loads(notes.get(REPLACES, b"{}"))
+        owners = json.loads(notes.get(OWNERS, b"[]"))
+    except (pa.ArrowException, RecursionError) as error:
+        raise ValueError(f"{path} is not a complete Parquet file of badput") from error
+    sound = isinstance(replaces, dict) and isinstance(owners, list)
+    if not sound or not all(isinstance(o, str) for o in cast("list[object]", owners)):
+        raise ValueError(f"{path} has lists that make no sense")
+    return notes
 
 
 def read_part(path: Path) -> tuple[int, pa.Table]:
@@ -137,21 +158,45 @@ def read_rows(run: str | os.PathLike[str], table: str) -> list[dict[str, Any]]:
 
     Raises OSError and pyarrow's errors for a part that cannot be read.
     """
-    while True:
-        try:
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
             found = [read_part(path)[1] for path in list_parts(run, table)]
             return [row for data in found for row in data.to_pylist()]
-        except FileNotFoundError:
-            continue
+    raise FileNotFoundError(f"parts of {table} keep going away")
 
 
-def part_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of one part as dicts. Raises OSError, or ArrowException where it is damaged."""
+def good_rows(run: str | os.PathLike[str], table: str) -> list[dict[str, Any]]:
+    """The same, but what is damaged or no part of the table is left out. Raises OSError."""
+    for _ in range(_TRIES):
+        rows: list[dict[str, Any]] = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in list_parts(run, table):
+                with contextlib.suppress(ValueError):
+                    rows += part_rows(path, table)
+            return rows
+    raise FileNotFoundError(f"parts of {table} keep going away")
+
+
+def part_rows(path: Path, table: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of one part of ``table`` as dicts, with the schema's columns or some of them.
+
+    Raises OSError, and ValueError where it is damaged, or is no part of that table.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with open(path, "rb") as handle:
-        names = None if columns is None else list(columns)
-        return pq.read_table(handle, columns=names).to_pylist()
+    from badput.rows import in_form
+
+    _check_file(path)
+    schema = arrow_schema(table)
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    try:
+        with open(path, "rb") as handle:
+            data = pq.read_table(handle, columns=None if columns is None else list(columns))
+        return in_form(schema, data).to_pylist()
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is not a part of {table}") from error
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:

@@ -251,6 +251,14 @@ def as_schema(table: str, data: pa.Table) -> pa.Table:
         raise ValueError(f"another version of badput wrote it ({unknown or version})")
     if data.schema.equals(schema, check_metadata=False):
         return data.replace_schema_metadata(schema.metadata)
+    return in_form(schema, data)
+
+
+def in_form(schema: pa.Schema, data: pa.Table) -> pa.Table:
+    """The columns of ``schema`` from ``data``, NULL where it lacks one; others are left out.
+
+    Raises ValueError or an Arrow error for a type that does not fit, and NULL where none may be.
+    """
     columns: list[Any] = []
     for item in schema:
         if item.name in data.schema.names:

@@ -86,8 +86,6 @@ class Seen:
     def _rows(
         self, table: str, columns: list[str] | None = None, parts: int = 0, limit: int = 0
     ) -> list[dict[str, Any]]:
-        import pyarrow as pa
-
         known = self._read.setdefault(table, set())
         new: list[tuple[int, Path]] = []
         for path in list_parts(self.run, table):
@@ -108,10 +106,10 @@ class Seen:
                 self.cut = True
                 break
             try:
-                rows += part_rows(path, columns)
+                rows += part_rows(path, table, columns)
             except FileNotFoundError:
                 continue
-            except (OSError, pa.ArrowException):
+            except (OSError, ValueError):
                 self.unreadable += 1
         return rows
 

@@ -167,7 +167,8 @@ class Step:
         from ever calling ``__exit__``; all later steps would then pass for nested ones. Only
         the block's reference tells it from a nested step. ``refs``: references counted now.
         """
-        if refs != self.refs or self.open not in (OPEN, MORE) or self._spool.always:
+        # Also one whose end was cut off twice: a frame that still writes it would hold it.
+        if refs != self.refs or self._spool.always:
             return False
         self.open = CLOSED
         self._rec.unwind(0)

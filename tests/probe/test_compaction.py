@@ -380,3 +380,35 @@ def test_a_run_that_is_locked_is_not_compacted(tmp_path):
     write_steps(tmp_path, PROCESS, 0, 1)
     with lock(tmp_path, alone=True), pytest.raises(LockedError):
         compact_run(tmp_path)
+
+
+@pytest.mark.parametrize("table", ["events", "processes"])
+@pytest.mark.parametrize("name", ["x.parquet", "compact-00000000000000aa.parquet"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "foreign", "null", "link", "pipe", "list"])
+def test_what_is_no_part_is_left_alone_in_one_go(tmp_path, capsys, table, name, damage):
+    """No traceback, and no waiting for what never comes."""
+    parts.write_rows(tmp_path, "processes", "p", [{"process_id": 1, "role": "rank", "start_ns": 1}])
+    rows = [{"process_id": 1, "seq": n, "time_ns": n, "kind": "note"} for n in range(3)]
+    parts.write_rows(tmp_path, "events", "e", rows)
+    bad = tmp_path / "facts" / table / name
+    if damage == "empty":
+        bad.touch()
+    elif damage == "cut":
+        whole = next((tmp_path / "facts" / table).iterdir()).read_bytes()
+        bad.write_bytes(whole[: len(whole) // 2])
+    elif damage == "foreign":
+        pq.write_table(pa.table({"foo": [1]}), bad)
+    elif damage == "null":
+        empty = pa.array([None], pa.int64())
+        pq.write_table(pa.table({"process_id": empty, "kind": ["end"], "role": ["rank"]}), bad)
+    elif damage == "link":
+        bad.symlink_to("/nonexistent")
+    elif damage == "pipe":
+        os.mkfifo(bad)
+    else:
+        with pq.ParquetWriter(bad, pa.schema([("x", pa.int64())])) as writer:
+            writer.add_key_value_metadata({b"badput.replaces": b"[1]", b"badput.owners": b"5"})
+    for command in (["compact", str(tmp_path)], ["status", str(tmp_path), "--json"]):
+        assert badput_main(command) in (0, 1, 2)
+        assert "Traceback" not in capsys.readouterr().err
+    assert os.path.lexists(bad)
