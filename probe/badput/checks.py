@@ -268,6 +268,7 @@ def _nvml() -> Iterator[Finding]:
 
 def _run_folder(run: Path) -> Iterator[Finding]:
     kind = file_system(str(run)) or "an unknown file system"
+    made = [folder for folder in (run, *run.parents) if not folder.exists()]
     try:
         run.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=run, prefix=".doctor-") as folder:
@@ -285,6 +286,11 @@ def _run_folder(run: Path) -> Iterator[Finding]:
         return
     free = _size(shutil.disk_usage(run).free)
     text = f"{run} on {kind}: write, fsync and rename take {took:.1f} ms; {free} free"
+    if made:
+        text += "; it does not exist yet, training makes it"
+        with contextlib.suppress(OSError):  # somebody uses one by now
+            for folder in made:
+                folder.rmdir()
     yield Finding("ok", "run folder", text)
 
 

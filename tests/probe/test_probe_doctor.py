@@ -49,6 +49,14 @@ def test_a_run_folder_that_cannot_be_written_is_a_failure(own_box, capsys):
     assert "cannot be written" in found["run folder"]["text"]
 
 
+def test_asking_about_a_folder_does_not_make_it(own_box, capsys):
+    run = own_box.folder / "runs" / "typo"
+    code, found = doctor(capsys, str(run), "--no-self-test")
+    assert code == 0
+    assert "does not exist yet" in found["run folder"]["text"]
+    assert not run.parent.exists()
+
+
 def test_spools_left_behind_and_complaints_are_named(own_box, capsys):
     code = (
         "import badput, os; from badput import session;"
