@@ -126,7 +126,7 @@ def step(  # noqa: PLR0917 - keyword-only ones with defaults would double what t
     current = _step
     if current is None or current.open:
         current = _first_step()
-        if current is None:
+        if current is None or current.open:  # another thread was faster
             return _NOTHING
     try:
         current.open = current.normal
@@ -258,9 +258,11 @@ def _first_step() -> Step | None:
 
             _now = clock.mono
             hooks.first_step(recorder)
-            current = recorder.first_step()
-            _step = current
-            current.refs = getrefcount(current) + 1  # the caller holds the one it knows of
+            with recorder.lock:  # threads may begin their first step at once
+                current = recorder.first_step()
+                if _step is None:  # so nobody else holds it yet
+                    current.refs = getrefcount(current) + 2  # and _step, and the caller's
+                    _step = current
             return current
         refs = getrefcount(current)  # here: within a call on current itself it is one more
         if not current.open or current.stale(refs):

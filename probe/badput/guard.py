@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from threading import get_ident
 from typing import cast
 
 TYPE_CHECKING = False
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 MAX_FAILURES = 16
 """Failures of all kinds after which the probe gives up."""
 
+# No public way to ask.
+_frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
 _counts: dict[str, int] = {}
 _said: set[str] = set()
 _switch_off: Callable[[], None] | None = None
@@ -41,6 +44,18 @@ def reset() -> None:
 def counts() -> dict[str, int]:
     """Failures so far, by kind."""
     return dict(_counts)
+
+
+def runs_elsewhere(file: str) -> bool:
+    """Is another thread inside a function of the module ``file``? Slow: for rare doubts."""
+    me = get_ident()
+    for thread, frame in _frames().items():
+        at = None if thread == me else frame
+        while at is not None:
+            if at.f_code.co_filename == file:
+                return True
+            at = at.f_back
+    return False
 
 
 def fail(kind: str, error: BaseException) -> None:

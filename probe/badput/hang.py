@@ -174,17 +174,15 @@ class HangWatch:
     def tick(self, tended: Mapping[str, Tended], now: float) -> None:
         """Look at every rank, if it is time."""
         del now
+        mono = clock.mono()
+        self._meet(tended, mono)
         if time.monotonic() < self._due:
             return
-        self._forget(tended)
-        mono = clock.mono()
         self._account(mono)
         shortest = LOOK_S
-        for name, one in tended.items():
-            rank = self._ranks.get(name)
-            if rank is None:
-                rank = self._ranks[name] = Looked(one)
-            if rank.watched and one.dead_ns is None:
+        for name in tended:
+            rank = self._ranks[name]
+            if rank.watched and rank.tended.dead_ns is None:
                 rank.look(mono, self._lost)
                 shortest = min(shortest, rank.pace.hang_s / 8)
         for rank in self._ranks.values():
@@ -208,8 +206,12 @@ class HangWatch:
             )
         self._asleep = asleep
 
-    def _forget(self, tended: Mapping[str, Tended]) -> None:
-        """Remember where those were that are gone."""
+    def _meet(self, tended: Mapping[str, Tended], mono: int) -> None:
+        """Get to know new ranks, however short they live; remember where those were that left."""
+        for name in tended.keys() - self._ranks.keys():
+            rank = self._ranks[name] = Looked(tended[name])
+            if rank.watched:
+                rank.look(mono, self._lost)
         for name in self._ranks.keys() - tended.keys():
             rank = self._ranks.pop(name)
             if rank.rank is not None and (left := _left(rank)) is not None:

@@ -9,9 +9,8 @@ Two threads never write at once: the training thread sets ``open`` to ENDING and
 Whatever order the interpreter runs them in, at least one sees the other and steps back. That
 rests on the interpreter lock; without one ``other`` stays raised and every step takes the lock.
 
-Hot and cold, what a step costs is the number of bytecodes, C functions and cache lines it
-touches: benchmarks/ measures it. Hence one short pack, a checksum that goes on from that of the
-fields that seldom change, no method where a C function does, and slots instead of layers.
+What a step costs is the number of bytecodes, C functions and cache lines it touches. Hence one
+short pack, a checksum that goes on from that of the fields that seldom change, and slots.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from zlib import crc32
 
 from badput import Nothing, clock
 from badput import layout as lo
-from badput.guard import fail, say
+from badput.guard import fail, runs_elsewhere, say
 from badput.values import MAX_STEP, as_count, as_flag, as_float, plain
 
 TYPE_CHECKING = False
@@ -167,15 +166,16 @@ class Step:
         from ever calling ``__exit__``; all later steps would then pass for nested ones. Only
         the block's reference tells it from a nested step. ``refs``: references counted now.
         """
-        # Also one whose end was cut off twice: a frame that still writes it would hold it.
         if refs != self.refs or self._spool.always:
+            return False
+        # Counts can agree by chance, and two threads must never write at once.
+        if self.open >= ENDING and runs_elsewhere(__file__):
             return False
         self.open = CLOSED
         self._rec.unwind(0)
         self.reset()
         return True
 
-    # -- less usual -------------------------------------------------------------------------
     def _end(self, end: int, kind: type[BaseException] | None, trace: TracebackType | None) -> None:
         if self.open not in (OPEN, MORE):  # its begin failed, or another thread ended it
             return
@@ -355,7 +355,7 @@ class Step:
 
         ``applied``: did the update change the weights; ``committed``: was the result committed.
         ``grad_norm_small`` with ``samples_small``: norm of the gradient of a part of the batch and
-        that part's samples; with ``grad_norm`` and ``samples`` they give the noise scale.
+        that part's samples; with ``grad_norm`` and ``samples``: the noise scale.
         """
         try:
             if self.open not in (OPEN, MORE):

@@ -8,9 +8,11 @@ import subprocess
 
 import pytest
 
+from badput.collector import Collector
 from badput.hang import HangWatch
 from badput.kernel import look
 from badput.limits import Pace, Place, base_limits, behind
+from badput.spawn import try_lock
 from badput.stack_reader import find_spy, parse_dump, parse_spy
 
 SHORT = {"BADPUT_HANG_S": "0.8", "BADPUT_HANG_SLOW_S": "600"}
@@ -221,6 +223,31 @@ with badput.step(), badput.span("comm"):
     assert "rank 1 is gone" in hang["attrs"]["what"]
     assert list(hang["attrs"]["gone"]) == ["1"]
     ranks[0].communicate("go\n", timeout=60)
+
+
+def test_a_rank_that_lived_between_two_looks_is_known_to_have_gone(own_box):
+    """The watch looks once a second; who came and died since the last look must count too."""
+    own_box.spool.mkdir(mode=0o700, exist_ok=True)
+    folder = os.open(own_box.spool, os.O_RDONLY)
+    lock = try_lock(folder)  # no collector but the one below
+    try:
+        collector = Collector(own_box.spool)
+        watch = HangWatch(own_box.spool, print)
+        watch.tick({}, 0.0)
+        code = BEGIN + "os.kill(os.getpid(), 9)"
+        own_box.run_child(code, env={"RANK": "1", "BADPUT_CLOSE_S": "0"})
+        collector.adopt()
+        watch.tick(collector.tended, 0.0)
+        (tended,) = collector.tended.values()
+        tended.look()
+        tended.round()
+        watch.tick({}, 0.0)
+        ((_, where),) = [watch._gone[tended.drain.run][1]]
+        collector.close()
+    finally:
+        os.close(lock)
+        os.close(folder)
+    assert "in step 30, " in where
 
 
 def test_the_next_collector_tells_the_end_of_a_hang_and_not_the_hang_again(own_box, wait_until):

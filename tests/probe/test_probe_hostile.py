@@ -129,6 +129,68 @@ badput.close(5)
     assert sum(r["tokens"] == 9 for r in rows) == 500
 
 
+def test_a_step_that_another_thread_is_writing_is_not_given_up(box):
+    """Not even if the references agree by chance, nor if it began between look and change."""
+    child = box.run_child(
+        """
+import badput, os, sys, threading
+from badput import steps
+badput.init(os.environ["RUN"])
+with badput.step(tokens=1):
+    pass
+body, inside, go = steps._body, threading.Event(), threading.Event()
+def slow(*fields):
+    if threading.current_thread() is not threading.main_thread():
+        inside.set()
+        go.wait(60)
+    return body(*fields)
+steps._body = slow
+def work():
+    with badput.step(tokens=2):
+        pass
+def begin_one():
+    inside.clear(), go.clear()
+    threading.Thread(target=work).start()
+    inside.wait(60)
+def let_it_end():
+    go.set()
+    for thread in threading.enumerate()[1:]:
+        if thread.name.startswith("Thread") and "work" in thread.name:
+            thread.join()
+
+begin_one()                            # the other thread is in the middle of its record
+rest = badput._step.refs
+for refs in range(rest, rest + 8):     # one of them is what is counted now
+    badput._step.refs = refs
+    with badput.step(tokens=3):
+        pass
+badput._step.refs = rest
+let_it_end()
+
+first = badput._first_step
+def late():
+    found = first()
+    begin_one()                        # it begins after the look at ``open``
+    return found
+badput._step.open = steps.OPEN         # as a step that nobody holds
+badput._first_step = late
+with badput.step(tokens=3):
+    pass
+badput._first_step = first
+let_it_end()
+for _ in range(500):
+    with badput.step(tokens=9):
+        pass
+badput.close(5)
+"""
+    )
+    assert child.returncode == 0
+    (end,) = box.ends()
+    assert end["attrs"]["damaged"] == 0
+    tokens = [r["tokens"] for r in box.rows("steps")]
+    assert tokens == [1, 2, 2, *[9] * 500]
+
+
 def test_a_span_inside_a_generator_cannot_switch_recording_off(box):
     child = box.run_child(
         """
