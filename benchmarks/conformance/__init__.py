@@ -1,0 +1,1 @@
+"""The conformance suite: timelines with their truth, and what each tool makes of them."""
