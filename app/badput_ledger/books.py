@@ -19,6 +19,7 @@ from badput.schema import TABLES
 from badput_ledger import chain, store
 from badput_ledger.errors import BooksError
 from badput_ledger.facts import Facts, assemble
+from badput_ledger.paths import readable
 from badput_ledger.price import Price, check_price, choose_price
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ def open_books(
     con = store.connect()
     try:
         con.execute(f"SET temp_directory = '{spill.name}'")
-        broken = store.load(con, folder)
+        reading = readable(folder, spill.name)
+        broken = [b.replace(str(reading), str(folder)) for b in store.load(con, reading)]
         facts = assemble(con, gaps=gaps)
         _want_processes(folder, facts, broken)
         chain.build(con)

@@ -6,18 +6,22 @@ import argparse
 import csv
 import json
 import math
-import os
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from badput_ledger.books import Books, open_books
-from badput_ledger.errors import BooksError
+from badput_ledger.books import open_books
+from badput_ledger.commands.common import add_gaps, guarded, tell_broken
+from badput_ledger.formats import FORMATS, output, writer
 from badput_ledger.price import parse_price
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+_REPORT_EXAMPLES = """\
+examples:
+  badput report RUN --price 2.50
+  badput report RUN --format md | gh issue comment 12 -F -"""
 _SQL_EXAMPLES = """\
 examples:
   badput sql RUN "SELECT leaf, ns / 1e9 AS seconds FROM leaves ORDER BY ns DESC"
@@ -28,36 +32,29 @@ examples:
 def report_main(argv: Sequence[str]) -> int:
     """Print the books of a run. Exit 2 if the input is bad or parts of it were skipped."""
     parser = argparse.ArgumentParser(
-        prog="badput report", description="Print the books of a run: verdict, waterfall, evidence."
+        prog="badput report",
+        description="Print the books of a run: verdict, waterfall, evidence.",
+        epilog=_REPORT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text")
     parser.add_argument("--json", action="store_true", help="the same as --format json")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
     parser.add_argument("--price", metavar="X", help="money per GPU-hour, such as 2.50")
     parser.add_argument("--currency", default="USD", metavar="C")
-    parser.add_argument(
-        "--gaps",
-        choices=("unknown", "held", "released"),
-        default="unknown",
-        help="were the GPUs paid between sessions where nothing says so (default: unknown, "
-        "counted as held and marked)",
-    )
+    add_gaps(parser)
     args = parser.parse_intermixed_args(argv)
 
     def work() -> int:
         price = None if args.price is None else parse_price(args.price)
+        write = writer("json" if args.json else args.format)
         with open_books(args.run, price=price, currency=args.currency, gaps=args.gaps) as books:
-            report = books.report()
-            if args.json or args.format == "json":
-                json.dump(report, sys.stdout, indent=1, allow_nan=False)
-                print()
-            else:
-                from badput_ledger.text import render
+            with output(args.output) as file:
+                write(books, file)
+            return tell_broken("report", books)
 
-                print(render(report), end="")
-            return _tell_broken("report", books)
-
-    return _guarded("report", work)
+    return guarded("report", work)
 
 
 def fsck_main(argv: Sequence[str]) -> int:
@@ -79,10 +76,10 @@ def fsck_main(argv: Sequence[str]) -> int:
             else:
                 for c in checks:
                     print(f"{'ok  ' if c['ok'] else 'FAIL'} {c['what']}: {c['found']}")
-            told = _tell_broken("fsck", books)
+            told = tell_broken("fsck", books)
         return told if all(c["ok"] for c in checks) else 1
 
-    return _guarded("fsck", work)
+    return guarded("fsck", work)
 
 
 def sql_main(argv: Sequence[str]) -> int:
@@ -106,34 +103,9 @@ def sql_main(argv: Sequence[str]) -> int:
             else:
                 names, rows = books.query(args.query, limit=args.limit)
                 _WRITERS[args.format](names, rows)
-            return _tell_broken("sql", books)
+            return tell_broken("sql", books)
 
-    return _guarded("sql", work)
-
-
-def _guarded(command: str, work: Callable[[], int]) -> int:
-    try:
-        code = work()
-        sys.stdout.flush()  # here, where a full disk can still be told
-    except BooksError as error:
-        print(f"badput {command}: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        raise  # the reader went away: the command's caller knows what to do
-    except OSError as error:
-        if error.filename is None:
-            # What is still buffered cannot be written either: let it go at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        what = error.filename or "the output"
-        print(f"badput {command}: {what}: {error.strerror or error}.", file=sys.stderr)
-        return 2
-    return code
-
-
-def _tell_broken(command: str, books: Books) -> int:
-    for sentence in books.broken:
-        print(f"badput {command}: {sentence}", file=sys.stderr)
-    return 2 if books.broken else 0
+    return guarded("sql", work)
 
 
 def _whole(text: str) -> int:

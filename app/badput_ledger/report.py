@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from badput_ledger.clock import iso
 from badput_ledger.figures import LeafSum, definitions, goodput, kept_time, leaf_sums
 from badput_ledger.incidents import build_incidents
+from badput_ledger.paths import shown
 from badput_ledger.pipeline import build_pipeline
 from badput_ledger.quality import build_quality
 from badput_ledger.verdict import build_verdict
@@ -68,12 +69,13 @@ def _run(books: Books) -> dict[str, Any]:
     ends = books.rows("SELECT min(start_ns) AS a, max(end_ns) AS b FROM allocations")[0]
     types = [p.gpu_type for s in facts.sessions for p in s.members if p.gpu_type]
     said = facts.config.get("gpu_type")
+    folder = shown(books.path.resolve().name)
     first = facts.run.get("process_id")
     if first is None and facts.sessions:
         first = facts.sessions[0].members[0].process_id
     return {
-        "id": f"{int(first):016x}" if first is not None else books.path.resolve().name,
-        "name": str(facts.run.get("name") or books.path.resolve().name),
+        "id": f"{int(first):016x}" if first is not None else folder,
+        "name": str(facts.run.get("name") or folder),
         "source": str(facts.run.get("source") or "unknown"),
         "world_size": facts.sessions[-1].world_size if facts.sessions else None,
         "gpus": facts.slots if units(books) == "GPU" else None,

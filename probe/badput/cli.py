@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[str | None, str]] = {
     "demo": ("app", "open the app on the sample runs of this checkout"),
     "serve": ("app", "open the app on a folder of runs"),
-    "report": ("ledger", "print the books of a run: text or JSON"),
+    "report": ("ledger", "print the books of a run: text, JSON or Markdown"),
     "fsck": ("ledger", "check that the books of a run close to the nanosecond"),
     "sql": ("ledger", "ask the books of a run with one SELECT"),
+    "compare": ("ledger", "two runs bucket by bucket: what the difference is made of"),
+    "gate": ("ledger", "hold a run against bounds, for CI: exit 1 with the sentence that failed"),
     "import": ("ledger", "make a run folder from the logs that a run left"),
     "collect": (None, "turn spools that were left behind into Parquet parts"),
     "compact": (None, "turn the many small parts of a run into few bigger ones"),
@@ -98,17 +100,22 @@ def _load(name: str) -> Callable[[Sequence[str]], int]:
     extra = COMMANDS[name][0]
     if extra is None:
         return import_module(LIGHT[name]).main
-    for entry in entry_points(group="badput.commands", name=name):
-        try:
+    entries = list(entry_points(group="badput.commands", name=name))
+    try:
+        for entry in entries:
             return entry.load()
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package.startswith("badput"):
-                raise
+        if extra == "ledger":
+            # A checkout that moved on since it was installed: its metadata does not know it yet.
+            return import_module(f"badput_ledger.commands.{name}").main
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package.startswith("badput"):
             raise _UsageError(
                 f"`badput {name}` needs the package {package!r}; "
                 f"install it with: pip install 'badput[{extra}]'"
             ) from error
+        if entries:
+            raise
     raise _UsageError(f"`badput {name}` is not installed; try: pip install 'badput[{extra}]'")
 
 

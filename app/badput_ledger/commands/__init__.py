@@ -1,0 +1,1 @@
+"""Commands of the books beyond report, fsck and sql: one module each."""

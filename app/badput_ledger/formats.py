@@ -1,0 +1,83 @@
+"""The formats of the report, and where it is written to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from badput_ledger.errors import BooksError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from badput_ledger.books import Books
+
+    Writer = Callable[[Books, IO[str]], None]
+
+
+def _text(books: Books, file: IO[str]) -> None:
+    from badput_ledger.text import render
+
+    file.write(render(books.report()))
+
+
+def _json(books: Books, file: IO[str]) -> None:
+    json.dump(books.report(), file, indent=1, allow_nan=False)
+    file.write("\n")
+
+
+def _markdown(books: Books, file: IO[str]) -> None:
+    from badput_ledger.markdown import render
+
+    file.write(render(books.report()))
+
+
+FORMATS: dict[str, Writer] = {
+    "text": _text,
+    "json": _json,
+    "md": _markdown,
+}
+"""Name and writer of each format."""
+
+
+def writer(name: str) -> Writer:
+    """The writer of a format."""
+    return FORMATS[name]
+
+
+@contextlib.contextmanager
+def output(path: str | None) -> Generator[IO[str]]:
+    """Where to write: standard output, or a file that gets its name only when it is complete."""
+    if path is None:
+        yield sys.stdout
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise BooksError(f"{path} is a folder; give the name of a file to -o.")
+    if target.exists() and not target.is_file():  # a pipe or a device: nothing to rename
+        with open(target, "w", encoding="utf-8") as file:
+            yield file
+        return
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+    except OSError as error:
+        raise BooksError(f"{path} cannot be written: {error.strerror or error}.") from None
+    temporary = Path(name)
+    try:
+        with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

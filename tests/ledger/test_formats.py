@@ -1,0 +1,160 @@
+"""Formats of the report: whole files or none, and hostile text that stays text in all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from badput_ledger.books import open_books
+from badput_ledger.cli import fsck_main, report_main, sql_main
+from badput_ledger.markdown import escape, render
+
+HOSTILE = "<script>alert(1)</script>\n# x | y `z` [a](http://b) @all =1+1 \x1b[31m\u202egnp.exe $x$"
+"""Markup of HTML and Markdown, a table's border, line ends, colours, and text that turns round."""
+
+
+@pytest.fixture
+def hostile(make: Any) -> Path:
+    """A run in whose every name somebody put what they could."""
+    pid = make.process(0, init=2, job_id=HOSTILE, host=HOSTILE, gpu_type=HOSTILE)
+    make.add("runs", process_id=pid, time_ns=1, name=HOSTILE, source=HOSTILE, config=json.dumps(
+        {"notes": [HOSTILE], "price_per_gpu_hour": 1.5}))  # fmt: skip
+    make.checkpoint(pid, "save", 10, 9, path=HOSTILE)
+    make.span(pid, HOSTILE, 35, 2)
+    at = make.steps(pid, 1, 20, 10, 1.0, tokens=10, loss=1.5)
+    make.event(pid, "failure", at, what=HOSTILE, signature=HOSTILE)
+    make.event(pid, HOSTILE, 12, text=HOSTILE)
+    make.add("evidence", claim="failure", process_id=pid, file=HOSTILE, line=3, text=HOSTILE)
+    make.end(pid, at + 1, reason="exception", exit_code=1)
+    return make.write()
+
+
+def printed(run: Path, capsys: pytest.CaptureFixture[str], *given: str) -> str:
+    assert report_main([str(run), *given]) == 0
+    return capsys.readouterr().out
+
+
+def test_hostile_text_is_harmless_in_a_terminal(
+    hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(hostile, capsys)
+    assert "alert(1)" in text
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert json.loads(printed(hostile, capsys, "--json"))["run"]["name"] == HOSTILE
+
+
+def test_hostile_text_is_harmless_in_markdown(
+    hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(hostile, capsys, "--format", "md")
+    assert "alert(1)" in text
+    assert all(c.isprintable() or c in "\n\u2060" for c in text)
+    assert not re.search(r"(?<!\\)[<\[`]", text)
+    assert not re.search(r"@(?!\u2060)", text)
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert tables
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(counts) == 1, block
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert all(re.fullmatch(r"### [A-Za-z ,]+", h) for h in headings)
+
+
+def test_hostile_text_is_no_formula_in_a_table_for_a_spreadsheet(
+    make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = make.process(0)
+    for at, name in enumerate(("=1+1", "+1", "-1", "@x", "\t=1", "a\n=1")):
+        make.span(pid, name, at, 0.5)
+    run = str(make.write())
+    assert sql_main([run, "SELECT name FROM spans", "--format", "csv"]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        assert line[:1] not in "=+-@\t" or line.startswith('=1"'), line
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a_b*c*", "a\\_b\\*c\\*"),
+        ("10:30:15", "10:30:15"),
+        (":smile:", ":\u2060smile:"),
+        ("see #12", "see \\#\u206012"),
+        ("- item", "\\- item"),
+        ("-0.5", "-0.5"),
+        ("<b>", "\\<b\\>"),
+        ("x" * 400, "x" * 299 + "…"),
+        ("", ""),
+    ],
+)
+def test_markdown_shows_text_as_it_is(text: str, shown: str) -> None:
+    assert escape(text) == shown
+
+
+def test_markdown_begins_with_the_verdict_and_has_every_booked_leaf(hostile: Path) -> None:
+    with open_books(hostile) as books:
+        report = books.report()
+    text = render(report)
+    assert text.startswith(f"**{escape(report['verdict']['headline'])}**")
+    for leaf, row in report["leaves"].items():
+        assert (f"| {leaf} |" in text) == bool(row["gpu_seconds"])
+
+
+def test_output_is_a_whole_file_or_none(hostile: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.md"
+    target.write_text("old")
+    assert report_main([str(hostile), "--format", "md", "-o", str(target)]) == 0
+    assert target.read_text().startswith("**")
+    assert report_main([str(tmp_path / "none"), "-o", str(target)]) == 2
+    assert target.read_text().startswith("**")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~umask
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("where", ["no/such/folder/x", "."])
+def test_an_output_that_cannot_be_written_is_one_sentence(
+    hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    assert report_main([str(hostile), "-o", str(tmp_path / where)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+
+
+def test_output_to_a_device_works(hostile: Path) -> None:
+    assert report_main([str(hostile), "-o", "/dev/null"]) == 0
+    assert report_main([str(hostile), "-o", "/dev/full"]) == 2
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_run_folder_whose_name_is_not_utf8_is_read(
+    hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = hostile.rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    assert fsck_main([str(odd)]) == 0
+    for form in ("text", "json", "md"):
+        capsys.readouterr()
+        assert report_main([str(odd), "--format", form]) == 0
+        capsys.readouterr().out.encode("utf-8")
+    assert report_main([str(odd) + "x"]) == 2
+    assert "caf\\xe9x: no such folder" in capsys.readouterr().err
+
+
+def test_a_terminal_without_unicode_gets_a_replacement(hostile: Path) -> None:
+    command = [sys.executable, "-m", "badput.cli", "report", str(hostile), "--currency", "EUR"]
+    done = subprocess.run(
+        [*command, "--price", "2", "--format", "md"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"\\u20ac" in done.stdout
