@@ -9,21 +9,22 @@ A spool is a folder of its own for each process incarnation, on a node-local dis
         ack.json       what the reader has put into Parquet for good
         ack.spare      the same, in space that was reserved, for when the disk is full
 
-Every record carries its type, size, sequence number and a crc32, and is written with one
-copy. Integers are little-endian; times are nanoseconds of CLOCK_MONOTONIC, which all
-processes of a node share. Mixed versions on one machine are normal: a reader skips types
-that it does not know and refuses a format version above its own.
+Every record carries its type, sequence number and a check, for all but one type a crc32, and
+all but that one are written with one copy. Integers are little-endian; times are nanoseconds of
+CLOCK_MONOTONIC, which all processes of a node share. Mixed versions on one machine are normal: a
+reader skips types that it does not know and refuses a format version above its own.
 """
 
 from __future__ import annotations
 
 from struct import Struct
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of everything in this module; raised when an older reader would go wrong.
 
 2: STEP_SHORT, TRACE, COLLECTIVES and DEVICE records, the step's own state slot, and the noise
-scale's inputs in steps. A reader takes every older version: what it had not is unknown there.
+scale's inputs in steps. 3: STEP_PLAIN. A reader takes every older version: what it had not is
+unknown there.
 """
 
 # -- control page ---------------------------------------------------------------------------
@@ -69,7 +70,7 @@ WORD = Struct("<Q")
 
 STEP, NAME, SPAN_BEGIN, SPAN, EVENT, CLOSE, FULL = 1, 2, 3, 4, 5, 6, 7
 TRACE, COLLECTIVES, DEVICE = 8, 9, 10
-STEP_SHORT = 11
+STEP_SHORT, STEP_PLAIN = 11, 12
 """Record types; 0 is a place not written yet. FULL says: go on in the next segment.
 
 The payloads of the last three are lists of equal length, at most MAX_ROWS long:
@@ -111,6 +112,18 @@ has no size field, and a step with more, or with a number that does not fit, is 
 SHORT_SIZE, SHORT_COVERED = SHORT_WRITE.size, SHORT_HEAD.size + SHORT_BODY.size
 SHORT_UNKNOWN = (1 << 32) - 1
 """Tokens or pre_data that are not known."""
+
+PLAIN = Struct("<HHIQQQQQ")
+"""Type STEP_PLAIN, flags (none yet), tokens; start, end, step, sequence number, check: six words,
+of which the first is written last. So a record whose type is there was written to its end where
+the machine keeps stores in order, as x86 does; the check is for those that do not, and for damage.
+
+The check is PLAIN_SEED + tokens + start + end + step: with these at most as large as they were
+meant, a part that is still 0 makes the sum too small, and no byte of the seed is 0, so parts
+missing from all words at the same place do not agree either. A crc32 costs more on a step than all
+else that it writes: its code and table are out of the caches by the time that a step ends."""
+PLAIN_SIZE = PLAIN.size
+PLAIN_SEED = 0x1357_9BDF_0246_8ACE
 
 WHOLE, HAS_LOSS, HAS_GRAD_NORM = 1, 2, 4
 APPLIED_KNOWN, APPLIED, COMMITTED_KNOWN, COMMITTED = 8, 16, 32, 64

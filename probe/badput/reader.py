@@ -275,22 +275,19 @@ class SpoolReader:
                 if number != seq or size < lo.HEAD.size + crc_size or offset + size > end:
                     batch.stuck = True
                     return False
-                check = size - crc_size
-                covered = check
-                if kind == lo.STEP:
-                    covered = lo.STEP_WHOLE if flags & lo.WHOLE else lo.STEP_COVERED
-                (crc,) = lo.CRC.unpack_from(data, offset + check)
-                if crc32(view[offset : offset + covered]) != crc:
+                if not _sound(view, offset, kind, flags, size):
                     batch.stuck = True
                     return False
                 if kind == lo.FULL:
                     return True
                 if kind == lo.STEP_SHORT:
                     batch.steps.append(_short_step(data, offset, seq))
+                elif kind == lo.STEP_PLAIN:
+                    batch.steps.append(_plain_step(data, offset))
                 elif kind == lo.STEP:
                     batch.steps.append(_step(data, offset, flags))
                 else:
-                    payload = _payload(data[offset + lo.HEAD.size : offset + check])
+                    payload = _payload(data[offset + lo.HEAD.size : offset + size - crc_size])
                     batch.rare.append((kind, number, payload))
                 offset += size
                 seq += 1
@@ -313,7 +310,32 @@ def _head(data: bytes, offset: int, expected: int) -> tuple[int, int, int, int]:
     if kind == lo.STEP_SHORT:
         (low,) = lo.CRC.unpack_from(data, offset + lo.SHORT_HEAD.size)
         return kind, flags, lo.SHORT_SIZE, expected + (low - expected & 0xFFFFFFFF)
+    if kind == lo.STEP_PLAIN and len(data) < offset + lo.PLAIN_SIZE:
+        return kind, flags, lo.PLAIN_SIZE, expected  # cut off
+    if kind == lo.STEP_PLAIN:
+        (number,) = lo.WORD.unpack_from(data, offset + lo.PLAIN_SIZE - 2 * lo.WORD.size)
+        return kind, flags, lo.PLAIN_SIZE, number
     return kind, flags, size, number
+
+
+def _sound(view: memoryview, offset: int, kind: int, flags: int, size: int) -> bool:
+    """Does the record's check agree with what it covers?"""
+    if kind == lo.STEP_PLAIN:
+        _, _, tokens, start, end, step, _, check = lo.PLAIN.unpack_from(view, offset)
+        return not flags and check == lo.PLAIN_SEED + tokens + start + end + step
+    covered = size - lo.CRC.size
+    (crc,) = lo.CRC.unpack_from(view, offset + covered)
+    if kind == lo.STEP:
+        covered = lo.STEP_WHOLE if flags & lo.WHOLE else lo.STEP_COVERED
+    return crc32(view[offset : offset + covered]) == crc
+
+
+def _plain_step(data: bytes, offset: int) -> tuple[Any, ...]:
+    """A plain step as the same tuple that a STEP gives."""
+    kind, _, tokens, start, end, number, seq, _ = lo.PLAIN.unpack_from(data, offset)
+    tokens = -1 if tokens == lo.SHORT_UNKNOWN else tokens
+    head = (kind, 0, lo.PLAIN_SIZE, seq, number, start, end, tokens, 0.0, lo.ACC_NULL)
+    return (*head, -1, -1, 0.0, 0, 0, 0.0, -1, None)
 
 
 def _short_step(data: bytes, offset: int, seq: int) -> tuple[Any, ...]:

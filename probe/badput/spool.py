@@ -199,25 +199,10 @@ class Spool:
     """
 
     __slots__ = (
-        "_control_fd",
-        "_control_id",
-        "_folder",
-        "_folder_id",
-        "_retry_at",
-        "always",
-        "closed",
-        "control",
-        "dropped",
-        "index",
-        "map",
-        "other",
-        "path",
-        "pos",
-        "process_id",
-        "run",
-        "seq",
-        "state",
-    )
+        "_control_fd", "_control_id", "_folder", "_folder_id", "_retry_at", "always", "closed",
+        "control", "dropped", "index", "map", "other", "path", "pos", "process_id", "run", "seq",
+        "state", "words",
+    )  # fmt: skip
 
     def __init__(self, root: str, process_id: int, facts: dict[str, Any]) -> None:
         """Make the spool of a new incarnation below ``root``. Raises SpoolError, OSError."""
@@ -240,8 +225,7 @@ class Spool:
             self.control = self._make_control()
             self.state = memoryview(self.control).cast("Q")
             make_segment(self._folder, 0, process_id)
-            self.map = self._map_segment(0)
-            self.pos = lo.SEGMENT_START
+            self._use(self._map_segment(0))
             # From here on a collector may find it.
             os.rename(temp, lo.spool_name(process_id), src_dir_fd=root_fd, dst_dir_fd=root_fd)
         except BaseException:
@@ -286,6 +270,11 @@ class Spool:
                 area[offset] = 0
         return area
 
+    def _use(self, area: mmap.mmap) -> None:
+        """Write into ``area`` from now on."""
+        self.map, self.words = area, memoryview(area).cast("Q")
+        self.pos = lo.SEGMENT_START
+
     def room(self, size: int) -> bool:
         """Make sure that ``size`` bytes fit at ``pos``, in the next segment if need be.
 
@@ -310,7 +299,8 @@ class Spool:
             self._retry_at = now + RETRY_NS
             return False
         self._mark_full()
-        self.map, self.pos, self.index = area, lo.SEGMENT_START, self.index + 1
+        self._use(area)
+        self.index += 1
         self.note()
         return True
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import badput
 from badput import layout as lo
-from badput.reader import SpoolReader
+from badput.reader import Batch, Position, SpoolReader
 
 
 @pytest.fixture
@@ -36,18 +37,18 @@ def fields(row):
 @pytest.mark.parametrize(
     ("given", "size"),
     [
-        ({}, lo.SHORT_SIZE),
-        ({"tokens": 0}, lo.SHORT_SIZE),
-        ({"tokens": lo.SHORT_UNKNOWN - 1}, lo.SHORT_SIZE),
+        ({}, lo.PLAIN_SIZE),
+        ({"tokens": 0}, lo.PLAIN_SIZE),
+        ({"tokens": lo.SHORT_UNKNOWN - 1}, lo.PLAIN_SIZE),
         ({"tokens": lo.SHORT_UNKNOWN}, lo.STEP_SIZE),
         ({"tokens": 1 << 40}, lo.STEP_SIZE),
-        ({"number": (1 << 32) - 2}, lo.SHORT_SIZE),
-        ({"number": 1 << 32}, lo.STEP_SIZE),
-        ({"number": 1 << 40}, lo.STEP_SIZE),
+        ({"number": (1 << 32) - 2}, lo.PLAIN_SIZE),
+        ({"number": 1 << 32}, lo.PLAIN_SIZE),
+        ({"number": 1 << 40}, lo.PLAIN_SIZE),
         ({"samples": 3}, lo.STEP_SIZE),
     ],
 )
-def test_a_step_takes_the_short_form_where_it_fits(spool, given, size):
+def test_a_step_takes_the_plain_form_where_it_fits(spool, given, size):
     for _ in range(2):
         with badput.step(**given):
             pass
@@ -58,7 +59,7 @@ def test_a_step_takes_the_short_form_where_it_fits(spool, given, size):
     assert first == (size, 0, number, tokens, None)
     assert again == (size, 1, given.get("number", 2), tokens, None)
     after = again[2] + 1
-    assert other == (lo.SHORT_SIZE if after < 1 << 32 else lo.STEP_SIZE, 2, after, 5, None)
+    assert other == (lo.PLAIN_SIZE, 2, after, 5, None)
 
 
 def test_the_wait_for_data_fits_into_the_short_form_until_it_is_long(spool, monkeypatch):
@@ -69,7 +70,7 @@ def test_the_wait_for_data_fits_into_the_short_form_until_it_is_long(spool, monk
         with badput.step(tokens=3):
             pass
     rows = [fields(row) for row in read(spool)[0].steps]
-    assert [r[0] for r in rows] == [40, 40, 40, 256, 40]
+    assert [r[0] for r in rows] == [40, 40, 40, 256, 48]
     assert [r[4] for r in rows] == [7, 0, lo.SHORT_UNKNOWN - 1, lo.SHORT_UNKNOWN, None]
     assert {r[3] for r in rows} == {3}
 
@@ -93,7 +94,7 @@ def test_tokens_given_later_count_for_that_step_alone(spool):
 
 
 def test_short_and_long_records_and_segments_follow_each_other(spool):
-    count = 3 * lo.SEGMENT_SIZE // (lo.SHORT_SIZE + lo.STEP_SIZE) * 2
+    count = 3 * lo.SEGMENT_SIZE // (lo.PLAIN_SIZE + lo.STEP_SIZE) * 2
     for number in range(count):
         with badput.step(tokens=number) as step:
             if number % 2:
@@ -105,10 +106,13 @@ def test_short_and_long_records_and_segments_follow_each_other(spool):
     assert spool.index >= 3
 
 
-def test_a_torn_short_record_is_not_accepted_and_read_once_it_is_whole(spool):
+@pytest.mark.parametrize("wait", [None, 9])
+def test_a_torn_step_is_not_accepted_and_read_once_it_is_whole(spool, wait):
     with badput.step(tokens=4):
         pass
     start = spool.pos
+    if wait:
+        badput._recorder.step.wait(wait)  # a record of the other kind
     with badput.step(tokens=4):
         pass
     area, reader = spool.map, SpoolReader(Path(spool.path))
@@ -119,6 +123,28 @@ def test_a_torn_short_record_is_not_accepted_and_read_once_it_is_whole(spool):
         assert len(found.steps) == 1, offset
         area[offset] = good
     assert len(reader.read(reader.load_position(), 100).steps) == 2
+    reader.close()
+
+
+def test_a_step_of_which_any_words_have_not_arrived_is_not_accepted(spool):
+    """As another core may see it, in whatever order the stores arrive; and half a word of each."""
+    with badput.step(tokens=4):
+        pass
+    start = spool.pos
+    with badput.step(tokens=4):
+        pass
+    whole = bytes(spool.map[start : spool.pos])
+    masks = [bytes(8), b"\xff" * 4 + bytes(4), bytes(4) + b"\xff" * 4, b"\xff" * 8]
+    reader, told = SpoolReader(Path(spool.path)), 0
+    for kinds in product(range(4), repeat=len(whole) // 8):
+        mask = b"".join(masks[k] for k in kinds)
+        seen = bytes(a & b for a, b in zip(whole, mask, strict=True))
+        spool.map[start : spool.pos] = seen
+        batch, position = Batch(first_seq=0), Position()
+        reader._read_segment(bytes(spool.map[: spool.pos + 64]), position, batch, 100)
+        assert len(batch.steps) == (2 if seen == whole else 1), kinds
+        told += seen == whole
+    assert told > 1  # upper halves of small numbers are 0 anyway
     reader.close()
 
 
@@ -145,4 +171,4 @@ def test_the_step_begins_with_the_call_and_a_forgotten_one_does_not_hold_up_the_
     with badput.step(tokens=2):
         pass
     (row,) = read(spool)[0].steps
-    assert fields(row) == (lo.SHORT_SIZE, 0, 1, 2, None)
+    assert fields(row) == (lo.PLAIN_SIZE, 0, 1, 2, None)

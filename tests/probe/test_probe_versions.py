@@ -1,4 +1,4 @@
-"""A spool of format version 1, written here byte by byte, as its writers wrote it."""
+"""Spools of older format versions, written here byte by byte, as their writers wrote them."""
 
 from __future__ import annotations
 
@@ -109,3 +109,30 @@ def test_a_spool_of_version_1_is_read_with_everything_that_it_had(old_spool, tmp
     end = found["end"]
     assert (end["step"], end["phase"], end["phase_since_ns"]) == (4, "step", WALL + 900)
     assert (end["records"], end["dropped"], end["damaged"]) == (7, 2, 0)
+
+
+def test_the_short_steps_of_version_2_are_read_beside_those_of_today(old_spool, tmp_path, capsys):
+    """Version 2 wrote a step as 40 bytes: type, flags, tokens, wait; seq, start, end, step; crc."""
+    (folder,) = old_spool.iterdir()
+    facts = json.loads((folder / "facts.json").read_text())
+    (folder / "facts.json").write_text(json.dumps({**facts, "format": 2}))
+    none = (1 << 32) - 1
+    records = []
+    for seq, tokens, pre in ((0, 4096, none), (1, none, 7), (2, 0, none)):
+        start, end = MONO + 100 * seq, MONO + 100 * seq + 60
+        body = struct.pack("<HHIIIQQI", 11, 0, tokens, pre, seq, start, end, seq + 1)
+        records.append(body + struct.pack("<I", crc32(body)))
+    start, end = MONO + 300, MONO + 390
+    check = 0x13579BDF02468ACE + 8 + start + end + 4  # the form of version 3
+    records.append(struct.pack("<HHIQQQQQ", 12, 0, 8, start, end, 4, 3, check))
+    (folder / "seg-00000000").write_bytes(segment(0, records))
+    (folder / "seg-00000001").unlink()
+    assert collect([str(old_spool)]) == 0, capsys.readouterr()
+    found = [r for p in list_parts(tmp_path / "run", "steps") for r in pq.read_table(p).to_pylist()]
+    columns = ("seq", "step", "start_ns", "dur_ns", "tokens", "pre_data_ns")
+    assert [tuple(r[c] for c in columns) for r in found] == [
+        (0, 1, WALL, 60, 4096, None),
+        (1, 2, WALL + 100, 60, None, 7),
+        (2, 3, WALL + 200, 60, 0, None),
+        (3, 4, WALL + 300, 90, 8, None),
+    ]
