@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from badput.parts import FACTS
 from badput.schema import TABLES
+from badput_ledger.annotations import FILE
 from badput_ledger.runs import find_runs
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def _key(root: Path, path: Path) -> str:
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Number of parts of a run and the time of the newest in ns: changes when the run grows.
+    """Number of parts of a run, with the bytes of what people said about it, and the time of the
+    newest in ns: changes when the run grows or somebody annotates it.
 
     A folder that cannot be read counts as empty; reading the run then says why.
     """
@@ -126,4 +128,9 @@ def stamp(path: Path) -> tuple[int, int]:
                     newest = max(newest, entry.stat().st_mtime_ns)
         except OSError:
             continue
+    try:
+        said = (path / FILE).stat()
+        parts, newest = parts + said.st_size, max(newest, said.st_mtime_ns)
+    except OSError:
+        pass  # nobody said anything
     return parts, newest

@@ -5,7 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from badput_ledger.annotations import LEAVES
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from badput_ledger.annotations import Annotation
     from badput_ledger.facts import Facts
 
 Interval = tuple[int, int, str, str]
@@ -14,10 +19,17 @@ Interval = tuple[int, int, str, str]
 _RANK = {"no": 0, "unknown": 1, "yes": 2}
 
 
-def allocated(facts: Facts, given: list[dict[str, Any]], gaps: str) -> list[dict[str, Any]]:
+DERIVED = ("the same job came back", "no launcher known")
+"""Evidence of gaps that nobody vouched for: a person knows better."""
+
+
+def allocated(
+    facts: Facts, given: list[dict[str, Any]], gaps: str, said: Sequence[Annotation] = ()
+) -> list[dict[str, Any]]:
     """Disjoint intervals of each slot. Where processes ran, the place was ours.
 
     ``gaps`` ("unknown", "held" or "released") decides whether intervals of unknown hold are billed.
+    ``said``: annotations, which name stops and spares and decide what is not known otherwise.
     """
     ours = _lived(facts)
     shared = flatten(ours if given else ours + _between(facts))
@@ -29,11 +41,22 @@ def allocated(facts: Facts, given: list[dict[str, Any]], gaps: str) -> list[dict
         held = row["held"] if row["held"] in _RANK else "unknown"
         item = (int(row["start_ns"]), stop, held, evidence)
         by_slot.setdefault(int(row["slot"]), []).append(item)
-    facts.slots = max([facts.slots, *(slot + 1 for slot in by_slot)])
+    filled = facts.slots
+    known = max([filled, *(slot + 1 for slot in by_slot)])
+    spares = [a for a in said if a.kind == "spare"]
+    # Spares are places beyond those of the largest world: where no source knew them, they are new.
+    facts.slots = max([known, *(filled + (a.places or 0) for a in spares)])
     rows: list[dict[str, Any]] = []
     for slot in range(facts.slots):
         intervals = flatten(by_slot[slot] + ours) if slot in by_slot else shared
-        for start, stop, held, evidence in intervals:
+        standby = [a for a in spares if slot >= facts.slots - (a.places or 0)]
+        for piece in _cut(intervals, [*(a for a in said if a.kind != "spare"), *standby]):
+            start, stop, held, evidence = piece
+            spare = any(a.covers(start, stop) for a in standby)
+            if slot >= known and not spare:
+                continue  # ours only while somebody said so
+            here = [a for a in said if a.kind in ("stop", "diagnosis") and a.covers(start, stop)]
+            held, evidence = _decided(held, evidence, [a for a in said if a.covers(start, stop)])
             billed = held == "yes" or (held == "unknown" and gaps != "released")
             rows.append(
                 {
@@ -43,9 +66,30 @@ def allocated(facts: Facts, given: list[dict[str, Any]], gaps: str) -> list[dict
                     "held": held,
                     "billed": billed,
                     "evidence": evidence,
+                    "said": LEAVES[here[0].kind] if here else None,
+                    "spare": spare,
                 }
             )
     return rows
+
+
+def _cut(intervals: list[Interval], said: Sequence[Annotation]) -> Iterator[Interval]:
+    """The intervals, cut where an annotation begins or ends."""
+    edges = sorted({e for a in said for e in (a.start_ns, a.end_ns) if e is not None})
+    for start, stop, held, evidence in intervals:
+        inside = [e for e in edges if start < e < stop]
+        for a, b in pairwise([start, *inside, stop]):
+            yield a, b, held, evidence
+
+
+def _decided(held: str, evidence: str, said: Sequence[Annotation]) -> tuple[str, str]:
+    """Whether time was held where nothing vouches for it: as a person said, if one did."""
+    if held != "unknown" and evidence not in DERIVED:
+        return held, evidence
+    for one in said:
+        if one.kind in ("held", "released"):
+            return ("yes" if one.kind == "held" else "no"), f"annotation {one.id}"
+    return held, evidence
 
 
 def _lived(facts: Facts) -> list[Interval]:
@@ -68,7 +112,7 @@ def _between(facts: Facts) -> list[Interval]:
         if after.start_ns <= before.window_end_ns:
             continue
         same = before.job_id is not None and before.job_id == after.job_id
-        held, why = ("yes", "the same job came back") if same else ("unknown", "no launcher known")
+        held, why = ("yes", DERIVED[0]) if same else ("unknown", DERIVED[1])
         found.append((before.window_end_ns, after.start_ns, held, why))
     return found
 

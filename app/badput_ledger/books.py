@@ -17,6 +17,7 @@ import duckdb
 
 from badput.schema import TABLES
 from badput_ledger import chain, store
+from badput_ledger.annotations import read_annotations
 from badput_ledger.errors import BooksError
 from badput_ledger.facts import Facts, assemble
 from badput_ledger.paths import readable
@@ -199,7 +200,9 @@ def open_books(
         con.execute(f"SET temp_directory = '{spill.name}'")
         reading = readable(folder, spill.name)
         broken = [b.replace(str(reading), str(folder)) for b in store.load(con, reading)]
-        facts = assemble(con, gaps=gaps)
+        said, bad = read_annotations(folder)
+        broken += bad
+        facts = assemble(con, gaps=gaps, said=said)
         _want_processes(folder, facts, broken)
         chain.build(con)
     except duckdb.Error as error:

@@ -124,6 +124,7 @@ def _list_views() -> None:
         "members": "The processes of each session, and how many places each stands for.",
         "slots": "Which rank's time line stands for which place in each session.",
         "allocations": "When each requested place was ours, and whether it was held.",
+        "annotations": "What people said about the run (badput annotate).",
     }
     print("facts")
     for table in TABLES.values():

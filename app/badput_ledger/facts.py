@@ -6,7 +6,7 @@ The result is written into DuckDB as the tables `sessions`, `members`, `slots`,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger import store
@@ -15,9 +15,11 @@ from badput_ledger.errors import BooksError
 from badput_ledger.processes import Exit, Process, attrs_of, read_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import duckdb
+
+    from badput_ledger.annotations import Annotation
 
 MAX_PLACES = 200_000
 """More requested places than this are taken for a damaged table."""
@@ -84,6 +86,8 @@ class Facts:
     """Is the run known to have ended?"""
     config: dict[str, Any]
     run: dict[str, Any]
+    said: list[Annotation] = field(default_factory=list["Annotation"])
+    """What people said about the run."""
     notes: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     """(severity, what, evidence) for the report's quality list."""
 
@@ -92,14 +96,19 @@ class Facts:
         self.notes.append((severity, what, evidence))
 
 
-def assemble(con: duckdb.DuckDBPyConnection, *, gaps: str) -> Facts:
-    """Read the processes and write the tables that the SQL chain starts from."""
+def assemble(
+    con: duckdb.DuckDBPyConnection, *, gaps: str, said: Sequence[Annotation] = ()
+) -> Facts:
+    """Read the processes and write the tables that the SQL chain starts from.
+
+    ``said``: what people said about the run, beside its facts.
+    """
     processes, strays = read_processes(con)
     ranks = [p for p in processes if p.role != "launcher" and p.rank is not None]
     launchers = [p for p in processes if p.role == "launcher"]
     run, config = _read_run(con)
     sessions = _sessions(ranks)
-    facts = Facts(sessions, launchers, 0, over=False, config=config, run=run)
+    facts = Facts(sessions, launchers, 0, over=False, config=config, run=run, said=list(said))
     for i, session in enumerate(sessions):
         following = sessions[i + 1].start_ns if i + 1 < len(sessions) else None
         session.exits = [e for p in session.members for e in p.others]
@@ -316,7 +325,7 @@ def _write(
         facts.note(
             "warning", f"{len(said) - len(fit)} allocations of impossible places", "allocations"
         )
-    given = allocated(facts, fit, gaps)
+    given = allocated(facts, fit, gaps, facts.said)
     places = [row for s in facts.sessions for row in _places(s, facts.slots)]
     leaves = [{"name": n, "leaf": leaf} for n, leaf in SPAN_LEAVES.items()]
     con.execute("DROP TABLE IF EXISTS allocations")
@@ -325,6 +334,7 @@ def _write(
     _insert(con, "slots", "session VARCHAR, slot INTEGER, rank INTEGER", places)
     _insert(con, "span_leaves", "name VARCHAR, leaf VARCHAR", leaves)
     _insert(con, "allocations", _ALLOCATIONS, given)
+    _insert(con, "annotations", _ANNOTATIONS, [asdict(a) | {"author": a.by} for a in facts.said])
 
 
 _SESSIONS = (
@@ -338,7 +348,12 @@ _MEMBERS = (
     "phase VARCHAR, phase_since_ns BIGINT, phase_step BIGINT, last_sign_ns BIGINT"
 )
 _ALLOCATIONS = (
-    "slot INTEGER, start_ns BIGINT, end_ns BIGINT, held VARCHAR, billed BOOLEAN, evidence VARCHAR"
+    "slot INTEGER, start_ns BIGINT, end_ns BIGINT, held VARCHAR, billed BOOLEAN, "
+    "evidence VARCHAR, said VARCHAR, spare BOOLEAN"
+)
+_ANNOTATIONS = (
+    "id VARCHAR, kind VARCHAR, start_ns BIGINT, end_ns BIGINT, places INTEGER, step BIGINT, "
+    "note VARCHAR, author VARCHAR, written_ns BIGINT"
 )
 
 

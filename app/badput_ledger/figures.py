@@ -27,10 +27,9 @@ _MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "G.host": (("host",), (), "loop time between steps was not recorded"),
 }
 """Leaf: columns of `measured`, span names that also measure it, and why it is NULL."""
+_SAID = {"A.stop": "stop", "A.spare": "spare", "B.diagnosis": "diagnosis"}
+"""Leaf: kind of the annotation that alone can book it."""
 _NEVER = (
-    "A.stop",
-    "A.spare",
-    "B.diagnosis",
     "E.interference",
     "G.throttle",
     "G.recompute",
@@ -92,6 +91,10 @@ def null_reasons(books: Books) -> dict[str, str]:
     measured = books.rows("FROM measured")[0]
     spans = {str(r["name"]) for r in books.rows("SELECT DISTINCT name FROM spans")}
     reasons: dict[str, str] = dict.fromkeys(_NEVER, _LATER)
+    kinds = {a.kind for a in books.facts.said}
+    for leaf, kind in _SAID.items():
+        if kind not in kinds:
+            reasons[leaf] = f"only a person knows: badput annotate RUN --{kind}"
     reasons["A.queue"] = "nothing says when the run was submitted"
     for leaf, (columns, names, why) in _MEASURES.items():
         if not any(measured[c] for c in columns) and not spans.intersection(names):

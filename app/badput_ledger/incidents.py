@@ -32,6 +32,7 @@ def build_incidents(books: Books) -> list[dict[str, Any]]:
         )
     }
     sessions = books.facts.sessions
+    _move_diagnosis(books, leaves)
     found: list[dict[str, Any]] = []
     for i, session in enumerate(sessions):
         following = sessions[i + 1] if i + 1 < len(sessions) else None
@@ -56,6 +57,22 @@ def _leaves_by_session(books: Books) -> dict[str, dict[str, tuple[int, int]]]:
         leaf = (int(row["ns"]), int(row["billed_ns"]))
         found.setdefault(str(row["session"]), {})[str(row["leaf"])] = leaf
     return found
+
+
+def _move_diagnosis(books: Books, leaves: dict[str, dict[str, tuple[int, int]]]) -> None:
+    """A search for the cause in the gap after a session is about that session, not the next."""
+    rows = books.rows(
+        "SELECT g.session, b.session AS before, sum(g.stop_ns - g.start_ns) AS ns, "
+        "sum(CASE WHEN g.billed THEN g.stop_ns - g.start_ns ELSE 0 END) AS billed_ns "
+        "FROM slot_gaps g JOIN sessions s ON s.session = g.session "
+        "JOIN sessions b ON b.ord = s.ord - 1 AND g.start_ns < s.start_ns "
+        "WHERE g.leaf = 'B.diagnosis' GROUP BY ALL"
+    )
+    for row in rows:
+        moved = int(row["ns"]), int(row["billed_ns"])
+        for session, sign in ((str(row["session"]), -1), (str(row["before"]), 1)):
+            had = leaves.setdefault(session, {}).get("B.diagnosis", (0, 0))
+            leaves[session]["B.diagnosis"] = had[0] + sign * moved[0], had[1] + sign * moved[1]
 
 
 def _phases(

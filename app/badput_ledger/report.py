@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from badput_ledger.annotations import LEAVES
 from badput_ledger.clock import iso
 from badput_ledger.figures import LeafSum, definitions, goodput, kept_time, leaf_sums
 from badput_ledger.incidents import build_incidents
@@ -43,6 +44,7 @@ def build_report(books: Books) -> dict[str, Any]:
         "learning": None,
         "checkpoints": _checkpoints(books),
         "incidents": build_incidents(books),
+        "annotations": [a.plain() for a in books.facts.said],
         "definitions": definitions(leaves, total),
     }
     report["cost"] = _cost(books, leaves, report["tokens"]["kept"])
@@ -99,6 +101,8 @@ def _leaf(books: Books, leaf: LeafSum) -> dict[str, Any]:
     }
     if leaf.reason:
         row["reason"] = leaf.reason
+    elif leaf.ns and any(LEAVES.get(a.kind) == leaf.id for a in books.facts.said):
+        row["evidence"] = "annotation"
     return row
 
 

@@ -23,7 +23,7 @@ def render(report: dict[str, Any]) -> str:
     lines += ["", *_wrapped(f"run {clean(run['name'])}, source {clean(run['source'])}, "
               f"{run['start']} to {run['end']}")]  # fmt: skip
     lines += _waterfall(report) + _steps(report) + _pipeline(report)
-    lines += _sessions(report) + _incidents(report) + _quality(report)
+    lines += _sessions(report) + _incidents(report) + _annotations(report) + _quality(report)
     return "\n".join(lines) + "\n"
 
 
@@ -78,6 +78,8 @@ def _waterfall(report: dict[str, Any]) -> list[str]:
         bounds = cell(row["lo"]), cell(row["hi"] or 0.0)
         if bounds != (cell(row["gpu_seconds"]), cell(row["gpu_seconds"])):
             text += f"  {bounds[0]}..{bounds[1]}"
+        if row.get("evidence") == "annotation":
+            text += "  (said)"
         lines.append(text)
     end = f"{'total':<28}{cell(total):>13}{'100.0%' if total else '-':>8}"
     lines += [
@@ -170,6 +172,17 @@ def _incidents(report: dict[str, Any]) -> list[str]:
                 lines += _wrapped(
                     f"{clean(e['file'])}:{e['line']}: {clean(e['text'] or '')}"[:300], "     "
                 )
+    return lines
+
+
+def _annotations(report: dict[str, Any]) -> list[str]:
+    if not report["annotations"]:
+        return []
+    lines = ["", "said by people, not recorded"]
+    for said in report["annotations"]:
+        who = f" ({clean(said['by'])})" if said["by"] else ""
+        note = f": {clean(said['note'])}" if said["note"] else ""
+        lines += _wrapped(f"{clean(said['id'])} {said['what']}{note}{who}", "  ")
     return lines
 
 

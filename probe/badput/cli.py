@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
     "sql": ("ledger", "ask the books of a run with one SELECT"),
     "compare": ("ledger", "two runs bucket by bucket: what the difference is made of"),
     "gate": ("ledger", "hold a run against bounds, for CI: exit 1 with the sentence that failed"),
+    "annotate": ("ledger", "add what only a person knows: stops, spares, held time, rollbacks"),
     "import": ("ledger", "make a run folder from the logs that a run left"),
     "collect": (None, "turn spools that were left behind into Parquet parts"),
     "compact": (None, "turn the many small parts of a run into few bigger ones"),

@@ -1,5 +1,5 @@
 -- Rollbacks inside a session: after time_ns, steps above to_step were given up.
--- Declared by an event, by a load in mid-session, or seen as a step number that came again.
+-- Declared by an event, a person or a load in mid-session, or seen as a step number that came again.
 WITH suspects AS (SELECT session, rank FROM rank_steps WHERE repeats),
 back AS (
     SELECT r.session, r.rank, r.start_ns, r.step - r.n_steps AS to_step,
@@ -16,6 +16,10 @@ said AS (
     JOIN rank_steps k ON k.session = m.session AND k.rank = m.rank
     WHERE c.op = 'load' AND coalesce(c.ok, true) AND c.step IS NOT NULL
       AND c.start_ns > k.first_start_ns
+    UNION ALL
+    SELECT z.session, m.rank, a.start_ns, a.step
+    FROM annotations a JOIN sessions z ON a.start_ns BETWEEN z.start_ns AND z.end_ns
+    JOIN members m ON m.session = z.session WHERE a.kind = 'rewind'
 ),
 -- A rank that says nothing itself goes by what another rank of its session said.
 everyone AS (
