@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
     from badput_ledger.processes import Exit, Process
 
+SEEN_LATE_NS = 2_000_000_000
+"""How late the end of a process may be seen: within it the order of two ends is not known."""
+ASKED = (1, 2, 15)
+"""SIGHUP, SIGINT, SIGTERM: what others send to end a process that had not failed itself."""
+
 BETWEEN = (None, "loop", "init", "unknown")
 """Phases in which a process that vanished leaves open whether anything was under way."""
 
@@ -69,8 +74,8 @@ def _how(end: Culprit) -> str:
 def read_marks(con: duckdb.DuckDBPyConnection, members: Sequence[Process]) -> list[Mark]:
     """What the members' events say of failures, hangs and completion, in order of time."""
     query = (
-        "SELECT * FROM events WHERE kind IN ('complete', 'failure', 'hang', 'signal') "
-        "AND list_contains(?, process_id) ORDER BY time_ns, process_id, seq"
+        "SELECT * FROM events WHERE kind IN ('complete', 'failure', 'hang', 'hang_end', 'signal', "
+        "'xid', 'gpu_lost') AND list_contains(?, process_id) ORDER BY time_ns, process_id, seq"
     )
     return [
         Mark(
@@ -83,6 +88,43 @@ def read_marks(con: duckdb.DuckDBPyConnection, members: Sequence[Process]) -> li
         )
         for r in store.rows(con, query, [[p.process_id for p in members]])
     ]
+
+
+SIGN_NS = 600_000_000_000
+"""How long before the end of a session without a step a fault of a GPU is a sign of that end."""
+SIGN_LATE_NS = 10_000_000_000
+"""How late a GPU may be found to be lost: a GPU is sampled every few seconds."""
+NO_SIGN = (45, 63, 92)
+"""Xids that follow the end of a process (45) or only inform: a row remapped, single-bit errors."""
+
+
+def first_sign(marks: Sequence[Mark], trained_ns: int, end_ns: int) -> Mark | None:
+    """The fault of a GPU after which the session ended; None if there was none.
+
+    ``trained_ns``: since when no rank trained on; a fault before was survived. ``end_ns``: the
+    first failure mark or end.
+    """
+    since = trained_ns or end_ns - SIGN_NS
+    for m in marks:
+        if m.kind not in ("xid", "gpu_lost") or m.time_ns < since:
+            continue
+        code = whole(m.attrs.get("xid"))
+        late = SIGN_LATE_NS if m.kind == "gpu_lost" or code == 79 else 0
+        if m.time_ns <= end_ns + late and code not in NO_SIGN:
+            return m
+    return None
+
+
+def fault_text(sign: Mark) -> str:
+    """A fault of a GPU in words that are the same each time it happens to that GPU."""
+    said = sign.attrs
+    place = said.get("gpu_uuid") or said.get("pci_bus_id") or said.get("number")
+    gpu = "a GPU" if place is None else f"GPU {place}"
+    code = whole(said.get("xid"))
+    if sign.kind == "xid":
+        return f"Xid {'unknown' if code is None else code} on {gpu}"
+    why = said.get("reason") or (None if code is None else f"Xid {code}")
+    return f"{gpu} was lost" + (f" ({why})" if why else "")
 
 
 def vanished(dead: Sequence[Process], exits: Sequence[Exit]) -> bool:
@@ -99,7 +141,7 @@ def vanished(dead: Sequence[Process], exits: Sequence[Exit]) -> bool:
 def culprit_of(
     dead: Sequence[Process], exits: Sequence[Exit], failure: Mark | None, told: set[int]
 ) -> Culprit | None:
-    """The one whose end came first.
+    """The one whose end came first; of ends too near to tell, one that failed by itself.
 
     ``dead``: members that did not end on purpose, in order of their end. ``exits``: what was
     said of ranks that left no rows. ``failure``: the first failure mark that ended the
@@ -113,7 +155,18 @@ def culprit_of(
         return named
     found = [(p.pid in told, p.end_ns, p.rank or 0, _of_member(p)) for p in dead]
     found += [(e.pid in told, e.time_ns, e.rank or 0, _of_exit(e, None)) for e in exits if e.failed]
-    return min(found, key=lambda f: f[:3])[3] if found else None
+    if not found:
+        return None
+    first = min(f[:2] for f in found)
+    near = [f for f in found if f[0] == first[0] and f[1] <= first[1] + SEEN_LATE_NS]
+    return min(near, key=lambda f: (_followed(f[3]), f[1], f[2]))[3]
+
+
+def _followed(end: Culprit) -> int:
+    """0: it failed by itself; 1: not known; 2: somebody asked it to end."""
+    if end.signal in ASKED or end.exit_code in [128 + s for s in ASKED]:
+        return 2
+    return 0 if end.signal or end.exit_code or end.reason == "exception" else 1
 
 
 def _named(dead: Sequence[Process], exits: Sequence[Exit], failure: Mark | None) -> Culprit | None:

@@ -1,7 +1,7 @@
 """Sessions, their members and the allocated places, put together from the processes.
 
 The result is written into DuckDB as the tables `sessions`, `members`, `slots`,
-`allocations` and `span_leaves`, from which the SQL chain starts.
+`allocations`, `hangs` and `span_leaves`, from which the SQL chain starts.
 """
 
 from __future__ import annotations
@@ -10,8 +10,19 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger import store
-from badput_ledger.endings import Culprit, Mark, culprit_of, read_marks, vanished
+from badput_ledger.endings import (
+    SEEN_LATE_NS,
+    Culprit,
+    Mark,
+    culprit_of,
+    first_sign,
+    read_marks,
+    vanished,
+)
 from badput_ledger.errors import BooksError
+from badput_ledger.hangs import COLUMNS as HANG_COLUMNS
+from badput_ledger.hangs import Hang, ended_in, survived
+from badput_ledger.hangs import rows as hang_rows
 from badput_ledger.processes import Exit, Process, attrs_of, read_processes
 
 if TYPE_CHECKING:
@@ -61,6 +72,10 @@ class Session:
     """Who went first, where it failed."""
     failure: Mark | None = None
     """The first failure mark that was not trained past."""
+    sign: Mark | None = None
+    """A fault of a GPU before that, which was not trained past either."""
+    hangs: list[Hang] = field(default_factory=list[Hang])
+    """What stood still: those that moved on by themselves, then those that it ended in."""
     exits: list[Exit] = field(default_factory=list[Exit])
     """What was said of the ends of ranks that left no rows."""
     vanished: bool = False
@@ -166,10 +181,6 @@ def _joins(process: Process, members: list[Process]) -> bool:
     return True
 
 
-_END_SEEN_NS = 2_000_000_000
-"""How late the end of a process may be seen: within it, two sessions need not have overlapped."""
-
-
 def _finish(
     con: duckdb.DuckDBPyConnection, session: Session, following: int | None, facts: Facts
 ) -> None:
@@ -181,7 +192,7 @@ def _finish(
     if following is not None and following < session.end_ns:
         session.window_end_ns = following
         alive = any((p.last_sign_ns or 0) >= following for p in members)
-        if alive or session.end_ns - following > _END_SEEN_NS:
+        if alive or session.end_ns - following > SEEN_LATE_NS:
             facts.note(
                 "warning",
                 f"session {session.id} still had processes when the next one started; "
@@ -193,6 +204,7 @@ def _finish(
     session.job_id = next((p.job_id for p in members if p.job_id), None)
     session.attempt = next((p.attempt for p in members if p.attempt is not None), None)
     marks = read_marks(con, members)
+    session.hangs = survived(members, marks)
     if any(m.kind == "complete" for m in marks) or (
         session.end_known
         and all(p.clean or p.death_ns is None for p in members)
@@ -210,9 +222,18 @@ def _blame(session: Session, marks: list[Mark], *, last: bool) -> None:
         (p for p in members if p.death_ns is not None and not p.clean),
         key=lambda p: (p.end_ns, p.rank or 0),
     )
-    # A failure that was caught and trained past does not end the session.
-    ending = [m for m in marks if m.kind in ("failure", "hang") and m.time_ns >= session.trained_ns]
-    if last and not ending and vanished(dead, session.exits):
+    # What was caught, or moved on by itself, and trained past does not end the session.
+    over = [h.told for h in session.hangs]
+    kinds = ("failure", "hang", "signal")
+    ending = [
+        m for m in marks
+        if m.kind in kinds and m.time_ns >= session.trained_ns and m not in over
+    ]  # fmt: skip
+    times = [m.time_ns for m in ending] + [p.end_ns for p in dead[:1]]
+    fail_ns = min(times, default=None)
+    if fail_ns is not None:
+        session.sign = first_sign(marks, session.trained_ns, fail_ns)
+    if last and not ending and session.sign is None and vanished(dead, session.exits):
         session.vanished = bool(dead)
         session.end_known = False
         return
@@ -221,8 +242,8 @@ def _blame(session: Session, marks: list[Mark], *, last: bool) -> None:
     session.culprit = culprit_of(dead, session.exits, session.failure, told)
     if session.culprit is not None:
         session.end_reason = session.culprit.reason
-    times = [m.time_ns for m in ending] + [p.end_ns for p in dead[:1]]
-    session.fail_ns = min(times, default=None)
+    session.fail_ns = fail_ns
+    session.hangs += ended_in(ending, fail_ns)
 
 
 def _during(said: Exit, session: Session, following: int | None) -> bool:
@@ -310,6 +331,7 @@ def _write(
             "end_ns": s.window_end_ns,
             "end_known": s.end_known,
             "fail_ns": s.fail_ns,
+            "sign_ns": s.sign.time_ns if s.sign is not None else None,
             "completed": s.end_reason == "completed",
             "end_reason": s.end_reason,
             "world_size": s.world_size,
@@ -328,18 +350,25 @@ def _write(
     given = allocated(facts, fit, gaps, facts.said)
     places = [row for s in facts.sessions for row in _places(s, facts.slots)]
     leaves = [{"name": n, "leaf": leaf} for n, leaf in SPAN_LEAVES.items()]
+    hangs = [row for s in facts.sessions for row in _hang_rows(s)]
     con.execute("DROP TABLE IF EXISTS allocations")
     _insert(con, "sessions", _SESSIONS, sessions)
     _insert(con, "members", _MEMBERS, members)
     _insert(con, "slots", "session VARCHAR, slot INTEGER, rank INTEGER", places)
+    _insert(con, "hangs", HANG_COLUMNS, hangs)
     _insert(con, "span_leaves", "name VARCHAR, leaf VARCHAR", leaves)
     _insert(con, "allocations", _ALLOCATIONS, given)
     _insert(con, "annotations", _ANNOTATIONS, [asdict(a) | {"author": a.by} for a in facts.said])
 
 
+def _hang_rows(session: Session) -> list[dict[str, Any]]:
+    stepped = {p.process_id for p in session.members if p.last_step_ns is not None}
+    return hang_rows(session.id, session.hangs, stepped)
+
+
 _SESSIONS = (
     "session VARCHAR, ord INTEGER, start_ns BIGINT, end_ns BIGINT, end_known BOOLEAN, "
-    "fail_ns BIGINT, completed BOOLEAN, end_reason VARCHAR, world_size INTEGER, "
+    "fail_ns BIGINT, sign_ns BIGINT, completed BOOLEAN, end_reason VARCHAR, world_size INTEGER, "
     "job_id VARCHAR, attempt INTEGER, run_over BOOLEAN"
 )
 _MEMBERS = (

@@ -64,6 +64,8 @@ class Process:
     """How its GPU is known: docs/schema.md; said by itself, pid, uuid, ..., unverified."""
     last_step_ns: int | None = None
     """End of its last finished step."""
+    end_seq: int | None = None
+    """Number of the `end` event that counts."""
     death_ns: int | None = None
     """When it was gone; None where nothing says so."""
     reason: str = "unknown"
@@ -145,7 +147,8 @@ FROM (
     SELECT process_id, rank, start_ns, start_ns + greatest(coalesce(dur_ns, 0), 0), NULL
     FROM checkpoints
     UNION ALL
-    SELECT process_id, rank, time_ns, time_ns, NULL FROM events WHERE kind NOT IN ('end', 'exit')
+    SELECT process_id, rank, time_ns, time_ns, NULL FROM events
+    WHERE kind NOT IN ('end', 'exit', 'xid', 'gpu_lost')  -- what others say is no sign of life
 ) GROUP BY process_id
 """
 
@@ -236,7 +239,11 @@ def _place(attrs: dict[str, Any]) -> str | None:
 
 
 def _read_ends(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> None:
-    """Take in `end` events: one a process, written when it was seen dead or closed."""
+    """Take in `end` events, written when a process was seen dead or closed.
+
+    A copy of a spool and the spool itself may both have told one: the best evidence counts.
+    """
+    ends: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
     for row in store.rows(
         con, "SELECT * FROM events WHERE kind = 'end' ORDER BY time_ns, process_id, seq"
     ):
@@ -248,6 +255,12 @@ def _read_ends(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> Non
             # A log that just stops is a sign of life: nothing saw this process end.
             process.last_record_ns = max(process.last_record_ns, int(row["time_ns"]))
             continue
+        have = ends.get(process.process_id)
+        if have is None or end_worth(said) >= end_worth(have[1]):
+            ends[process.process_id] = row, said
+    for pid, (row, said) in ends.items():
+        process = found[pid]
+        process.end_seq = int(row["seq"])
         process.reason = str(said.get("reason") or "unknown")
         process.launcher_ended = said.get("who") == "launcher"
         process.exit_code = whole(said.get("exit_code"))
@@ -263,6 +276,19 @@ def _read_ends(con: duckdb.DuckDBPyConnection, found: dict[int, Process]) -> Non
             process.exit_code == 0 or (process.closed and not process.exit_code)
         ):
             process.reason = "completed"
+
+
+def end_worth(said: dict[str, Any]) -> tuple[int, bool]:
+    """How much an `end` event says: exit status, then signal, then a reason, then nothing.
+
+    Of two that say as much, one whose process was watched is the better witness of the time.
+    """
+    known = (
+        3 if said.get("exit_code") is not None
+        else 2 if said.get("signal")
+        else int(said.get("reason") not in (None, "unknown"))
+    )  # fmt: skip
+    return known, said.get("found_ns") is None
 
 
 def _read_exits(con: duckdb.DuckDBPyConnection, ordered: list[Process]) -> list[Exit]:

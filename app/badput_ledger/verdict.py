@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger.clock import span
+from badput_ledger.hangs import advice as hang_advice
 from badput_ledger.processes import attrs_of
 from badput_ledger.taxonomy import BY_ID
 from badput_ledger.units import amount, money, plural, time_scale
@@ -247,7 +248,8 @@ def _next(words: _Words, leaf: str, seconds: float, starts: int) -> str:
         each = span(seconds / max(1, starts) / ranks)
         over = "" if starts <= 1 else f" over {starts} starts"
         return f"Shorten {BY_ID[leaf].title}: it took {each} a start{over}."
-    return _ADVICE.get(leaf, "Look at the rows behind this leaf with `badput sql`.")
+    said = hang_advice(words.report, leaf)
+    return said or _ADVICE.get(leaf, "Look at the rows behind this leaf with `badput sql`.")
 
 
 def _requeue(words: _Words, seconds: float) -> str:

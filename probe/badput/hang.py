@@ -48,6 +48,7 @@ class Hung:
     phase: str
     by_step: bool
     """True if the phases change but the step does not end."""
+    in_step: bool = False
 
     def over(self, step: int | None, since: int) -> bool:
         """Does the rank move again, given its step and the time of its state slot?"""
@@ -253,6 +254,8 @@ class HangWatch:
             "since_ns": wall(hung.begin),
             "phase": hung.phase,
             "step": hung.step,
+            "in_step": hung.in_step,
+            "whole_step": hung.by_step,
         }
         rank.untold.append(("hang_end", wall(rank.since), attrs))
         self._log(f"{rank.run}: rank {rank.rank} moves again after {lasted / 1e9:.0f} s")
@@ -271,11 +274,13 @@ class HangWatch:
             "threshold_ns": limit.ns,
             "threshold": limit.rule,
             "usual_step_ns": rank.pace.usual(),
+            "in_step": rank.in_step,
+            "whole_step": by_step,
             **self._others(rank),
             **self._kernel(rank, mono),
         }
         attrs["what"] = _sentence(rank, attrs)
-        rank.hung = Hung(rank.since, begin, rank.step, rank.phase, by_step)
+        rank.hung = Hung(rank.since, begin, rank.step, rank.phase, by_step, rank.in_step)
         rank.waiting = attrs
         if self._spy is not None and rank.spy_allowed and "state" in attrs:
             with contextlib.suppress(OSError):

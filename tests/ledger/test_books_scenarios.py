@@ -415,8 +415,9 @@ def test_a_hang_that_was_trained_past_ends_nothing_and_is_told(make: Any) -> Non
     make.event(pid, "hang", at + 600)
     make.end(pid, at + 650, reason="signal", signal=6)
     report = books_of(make.write())
-    assert seconds(report)["B.hang"] == 590
-    hang, ended = report["incidents"]
+    assert seconds(report)["B.hang"] == 900 + 590
+    survived, hang, ended = report["incidents"]
+    assert (survived["kind"], survived["gpu_seconds"]) == ("hang", 900)
     assert (hang["kind"], hang["gpu_seconds"]) == ("hang", 590)
     assert ended["kind"] == "signal"
     (note,) = [n for n in report["quality"] if "moved on by itself" in n["what"]]

@@ -1,5 +1,5 @@
 -- Spans outside steps with their leaf and end. A span whose end was never seen lasts to the
--- rank's next fact. Start-up and the span under way at death are made into rows here too.
+-- rank's next fact. Start-up, the span under way at death and hangs are made into rows here too.
 WITH named AS (
     SELECT m.session, m.rank, p.process_id, p.seq, p.name, p.start_ns, p.dur_ns,
            k.first_start_ns, coalesce(l.leaf, 'U.unaccounted') AS leaf, l.leaf IS NOT NULL AS known,
@@ -45,3 +45,7 @@ SELECT m.session, m.rank, m.process_id, -2, m.phase, m.phase_since_ns,
        least(m.death_ns, coalesce(s.fail_ns, m.death_ns)), l.leaf, true, false, NULL
 FROM members m JOIN sessions s USING (session) JOIN span_leaves l ON l.name = m.phase
 WHERE m.phase_since_ns IS NOT NULL AND NOT s.completed
+UNION ALL
+-- A rank that stood still did so in whatever it was in: the innermost wins.
+SELECT session, rank, process_id, seq, 'hang', start_ns, stop_ns, 'B.hang', true, false, NULL
+FROM hangs
