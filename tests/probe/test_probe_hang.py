@@ -78,6 +78,14 @@ def test_a_rank_that_waits_for_a_lock_is_told_with_its_stacks_and_so_is_its_end(
     assert end["duration_ns"] >= hang["age_ns"]
     assert end["since_ns"] == hang["since_ns"]
     assert (end["phase"], end["step"]) == ("forward", 31)
+    assert (hang["in_step"], hang["whole_step"], end["in_step"]) == (True, False, True)
+    report = box.books()
+    (incident,) = report["incidents"]
+    assert (incident["kind"], incident["hang"]["survived"]) == ("hang", True)
+    usual = hang["usual_step_ns"] / 1e9
+    booked = report["leaves"]["B.hang"]["gpu_seconds"]
+    # the end is seen a look late: steps that were done by then are steps
+    assert hang["age_ns"] / 1e9 - usual <= booked <= end["duration_ns"] / 1e9 - usual
 
 
 def test_a_rank_that_holds_the_interpreter_lock_in_c_shows_its_stack_too(box, wait_until):
