@@ -11,16 +11,24 @@ import contextlib
 import fcntl
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from badput import identity, parts
+from badput.files import open_file
+from badput.neutral import emit, reason
 from badput.schema import TABLES
+from badput.telemetry_tables import TELEMETRY
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from badput.merge import Outcome
+
+
+SETTLED_S = 120.0
+"""Age from which a part of telemetry is not written again by a collector that could not."""
 
 
 class LockedError(Exception):
@@ -36,7 +44,7 @@ def lock(run: str | os.PathLike[str], alone: bool) -> Generator[bool]:
     """
     folder = Path(run) / parts.TMP
     folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "compact.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = open_file(folder / "compact.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         held = True
         try:
@@ -51,19 +59,33 @@ def lock(run: str | os.PathLike[str], alone: bool) -> Generator[bool]:
 
 
 class _Over:
-    """Rights over the parts of processes that have ended, or of all of them."""
+    """Rights over the parts of processes that have ended, or of all of them.
 
-    def __init__(self, ended: set[str] | None) -> None:
+    Telemetry is no process's. A collector writes a part of it again only while it fails to, so
+    one that has lain there for a while may go, whether or not its collector lives.
+    """
+
+    def __init__(self, run: str | os.PathLike[str], table: str, ended: set[str] | None) -> None:
         from badput.merge import PROBE_PART, owner_of
 
         self._ended = ended
+        self._folder = Path(run) / parts.FACTS / table
+        self._telemetry = any(t.name == table for t in TELEMETRY)
         self._is_ours, self._owner_of = PROBE_PART.match, owner_of
 
     def part(self, stem: str) -> bool:
-        return self._is_ours(stem) is not None and self.owner(self._owner_of(stem))
+        if self._is_ours(stem) is None:
+            return False
+        if not self._telemetry or self._ended is None:
+            return self.owner(self._owner_of(stem))
+        try:
+            written = (self._folder / f"{stem}.parquet").stat().st_mtime
+        except OSError:
+            return False
+        return time.time() - written > SETTLED_S
 
     def owner(self, owner: str) -> bool:
-        return self._ended is None or owner in self._ended
+        return self._telemetry or self._ended is None or owner in self._ended
 
 
 def ended_processes(run: str | os.PathLike[str]) -> tuple[set[str], list[dict[str, Any]]]:
@@ -87,8 +109,9 @@ def compact_run(
     with lock(run, alone=True) as held:
         if not held and not every:
             raise LockedError(f"the file system of {run} has no locks: a collector may be at work")
-        rights = _Over(None if every else ended_processes(run)[0])
+        ended = None if every else ended_processes(run)[0]
         for table in tables or TABLES:
+            rights = _Over(run, table, ended)
             outcome.add(TableCompactor(run, table, rights).compact(2, 0.0, whole=True))
         with contextlib.suppress(FileNotFoundError):
             clear_tmp(run)
@@ -100,9 +123,9 @@ Turn the many small parts of a run into few bigger ones, which are read much fas
 
 Collectors do this for their own parts while they run; this is for what they left: parts of
 processes whose collector was killed with its node. RUN may be read meanwhile: no reader sees a
-row twice or misses one. Parts of processes that have not ended, as far as the run folder tells,
-are left alone, and so is what badput did not write or a newer version wrote. Killed at any
-moment it can simply be run again."""
+row twice or misses one. Telemetry is taken once it has lain there for two minutes. Parts of
+processes that have not ended, as far as the run folder tells, are left alone, and so is what
+badput did not write or a newer version wrote. Killed at any moment it can simply be run again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,11 +151,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LockedError as error:
         return _say(f"{error}; try again when nothing writes into it any more", 1)
     except OSError as error:
-        return _say(f"cannot compact {run} ({error.strerror or error}); nothing is lost", 1)
+        return _say(f"cannot compact {run} ({reason(error)}); nothing is lost", 1)
 
 
 def _say(text: str, code: int) -> int:
-    print(f"badput compact: {text}", file=sys.stderr)
+    emit(f"badput compact: {text}", sys.stderr)
     return code
 
 
@@ -143,17 +166,17 @@ def _compact(run: Path, every: bool) -> int:
         return _say(f"pid {alive[0]['pid']} still trains into {run}; end it first", 1)
     outcome = compact_run(run, every)
     for sentence in outcome.left:
-        print(sentence, file=sys.stderr)
+        emit(sentence, sys.stderr)
     if going and not every:
         word = "process has" if len(going) == 1 else "processes have"
-        print(
+        emit(
             f"{len(going)} {word} not ended, as far as {run} tells; their parts are left alone. "
             "If their node is gone for good, give --all."
         )
     if not outcome.made:
-        print(f"{run}: nothing to compact; {outcome.unlinked} replaced parts removed")
+        emit(f"{run}: nothing to compact; {outcome.unlinked} replaced parts removed")
         return 0
-    print(
+    emit(
         f"{run}: {outcome.sources} parts became {outcome.made}, {outcome.rows} rows, "
         f"{outcome.bytes_before} -> {outcome.bytes_after} bytes"
     )

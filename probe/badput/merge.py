@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from badput import parts
+from badput import heirs, parts
 from badput.rows import as_schema, in_order, ranges
+from badput.schema import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +40,9 @@ MAX_SOURCES = 16_384
 """Sources of one part, so that its footer stays small."""
 YOUNG_S = 5.0
 """Age below which a compacted part is no source: readers rely on it, see parts.live_names."""
-STALE_S = 86_400.0
-"""Age of a file under tmp/ of another machine that nobody finishes any more."""
+STALE_S = 3600.0
+"""Age of a file under tmp/ that nobody finishes any more; one who still does tries again."""
+_TEMP = re.compile(r"(?P<table>[a-z_]+)-.+-((?P<where>[0-9a-z]+\.\d+)\.)?(?P<pid>\d+)\.parquet")
 _CHUNK = 256
 PROBE_PART = re.compile(r"[0-9a-f]{16}-(\d{12})(-end)?$|[0-9a-f]{16}-told-(\d{6})$")
 """Names of the parts that a drain writes: the first record's number, or the event's."""
@@ -85,6 +87,8 @@ class _Source:
     name: str
     size: int
     rows: int = 0
+    stamp: heirs.Stamp | None = None
+    """What the file was when it was read."""
 
 
 class TableCompactor:
@@ -126,20 +130,20 @@ class TableCompactor:
     # -- looking ----------------------------------------------------------------------------
     def _look(self) -> set[str]:
         """Every part there is; notes of the compacted ones, and what they replace."""
-        names = {e.name for e in os.scandir(self._folder) if e.name.endswith(".parquet")}
+        while True:
+            names = {e.name for e in os.scandir(self._folder) if e.name.endswith(".parquet")}
+            found = heirs.look(self._folder, names)
+            if found is not None:
+                break
         self._notes.clear()
-        self._replaced_by.clear()
         for name in sorted(n for n in names if n.startswith(parts.COMPACT)):
-            try:
-                notes = self._notes[name] = parts.footer_notes(self._folder / name)
-                listed = json.loads(notes.get(parts.REPLACES, b"{}"))
-            except (FileNotFoundError, ValueError):
-                continue
-            for stem, size in listed.items():
-                other = f"{stem}.parquet"
-                with contextlib.suppress(FileNotFoundError):
-                    if other in names and (self._folder / other).stat().st_size == size:
-                        self._replaced_by[other] = name
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                self._notes[name] = parts.footer_notes(self._folder / name)
+        self._replaced_by = found.by
+        for name, by in sorted(found.unproven.items()):
+            text = f"{self._folder / name} is left alone: {by} names it, but does not hold its rows"
+            if text not in self.outcome.left:
+                self.outcome.left.append(text)
         return names
 
     def _compacted(self, live: set[str]) -> Iterator[_Source]:
@@ -207,6 +211,7 @@ class TableCompactor:
         try:
             if not (self._folder / name).is_file():
                 return None, None  # gone, a pipe, or a link to nowhere: no part of ours
+            before = heirs.stamp(self._folder / name)
             size, table = parts.read_part(self._folder / name)
             table = as_schema(self.table, table)
         except FileNotFoundError:
@@ -217,7 +222,7 @@ class TableCompactor:
             first = (str(error).splitlines() or [""])[0]
             self.outcome.left.append(f"{self._folder / name} is left alone: {first}")
             return None, None
-        return _Source(name, size, table.num_rows), table
+        return _Source(name, size, table.num_rows, before), table
 
     def _write(self, taken: list[_Source], tables: list[pa.Table]) -> None:
         if len(taken) < 2:
@@ -243,6 +248,10 @@ class TableCompactor:
         path = parts.write_part(
             self.run, self.table, f"{parts.COMPACT}{os.urandom(8).hex()}", data, notes
         )
+        own = heirs.stamp(path)
+        for source in taken:
+            if source.stamp is not None:
+                heirs.prove(own, source.stamp)
         done = self.outcome
         done.sources += len(taken)
         done.made += 1
@@ -261,19 +270,24 @@ def owner_of(stem: str) -> str:
 
 
 def clear_tmp(run: str | os.PathLike[str]) -> int:
-    """Remove what writers that died left under ``tmp/``; how many files. Raises OSError."""
+    """Remove what writers that died left under ``tmp/``; how many files. Raises OSError.
+
+    Only files that a writer of parts named, and only in a folder that is no link.
+    """
     here, _, _ = parts.writer_id().rpartition(".")
     count = 0
-    for entry in os.scandir(Path(run) / parts.TMP):
-        if not entry.name.endswith(".parquet"):
-            continue
-        writer = entry.name[:-8].rpartition("-")[2]
-        with contextlib.suppress(FileNotFoundError):
-            if writer.startswith(f"{here}."):
-                dead = not Path(f"/proc/{writer.rpartition('.')[2]}").exists()
-            else:
-                dead = time.time() - entry.stat().st_mtime > STALE_S
-            if dead:
-                Path(entry.path).unlink()
-                count += 1
+    folder = os.open(Path(run) / parts.TMP, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        for entry in os.scandir(folder):
+            found = _TEMP.fullmatch(entry.name)
+            if found is None or found["table"] not in TABLES:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                old = time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_S
+                dead = found["where"] == here and not Path(f"/proc/{found['pid']}").exists()
+                if old or dead:
+                    os.unlink(entry.name, dir_fd=folder)
+                    count += 1
+    finally:
+        os.close(folder)
     return count

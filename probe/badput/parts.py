@@ -21,12 +21,14 @@ pyarrow is imported inside the functions: only the collector and the importers u
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from badput import identity
+from badput.files import new_file, open_file
 from badput.schema import TABLES, arrow_schema
 
 if TYPE_CHECKING:
@@ -50,6 +52,14 @@ _TRIES = 100
 """How often a folder is listed again because parts went away: each is gone for good once."""
 
 
+def keys_of(table: str) -> list[str]:
+    """The columns that tell a row of ``table`` from every other one."""
+    columns = TABLES[table].columns
+    if any(c.name == "seq" for c in columns):
+        return [c.name for c in columns if c.name in ("process_id", "seq", "number")]
+    return [c.name for c in columns if not c.nullable]
+
+
 def part_path(run: str | os.PathLike[str], table: str, name: str) -> Path:
     """Where the part ``name`` of ``table`` lies in the run folder ``run``."""
     return Path(run) / FACTS / table / f"{name}.parquet"
@@ -71,12 +81,14 @@ def live_names(folder: Path) -> list[str]:
     been and unlink the old ones where it has yet to come. So it is listed until no compacted
     part is new. (A compacted part is not replaced within seconds: see compact.YOUNG_S.)
     """
+    from badput.heirs import look
+
     names = _names(folder)
     while True:
-        gone = replaced(folder, names)
+        found = look(folder, names)
         again = _names(folder)
-        if gone is not None and not any(n.startswith(COMPACT) for n in again - names):
-            return sorted(names - gone)
+        if found is not None and not any(n.startswith(COMPACT) for n in again - names):
+            return sorted(names - found.by.keys())
         names = again
 
 
@@ -85,40 +97,18 @@ def _names(folder: Path) -> set[str]:
         return {e.name for e in entries if e.name.endswith(".parquet") and e.name[0] != "."}
 
 
-def replaced(folder: Path, names: set[str]) -> set[str] | None:
-    """Those of ``names`` that compacted parts among them replace; None if one of those is gone.
-
-    A part counts as replaced only if it still has the size that it had then: one that was
-    written anew holds more.
-    """
-    gone: set[str] = set()
-    for name in names:
-        if not name.startswith(COMPACT):
-            continue
-        try:
-            listed = json.loads(footer_notes(folder / name).get(REPLACES, b"{}"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            continue  # damaged: whoever reads it says so
-        for stem, size in listed.items():
-            other = f"{stem}.parquet"
-            if other in names and _size(folder / other) in (size, None):
-                gone.add(other)
-    return gone
-
-
-def _size(path: Path) -> int | None:
+def open_part(path: Path) -> IO[bytes]:
+    """Open a part. Raises ValueError for what is no file, such as a pipe or a link to nowhere."""
     try:
-        return path.stat().st_size
+        return os.fdopen(open_file(path, os.O_RDONLY, follow=True), "rb")
     except FileNotFoundError:
-        return None
-
-
-def _check_file(path: Path) -> None:
-    """Raises ValueError for a pipe, which would be waited for, and a link to nowhere."""
-    if not path.is_file() and (path.is_symlink() or path.exists()):
-        raise ValueError(f"{path} is not a file")
+        if path.is_symlink():
+            raise ValueError(f"{path} is not a file") from None
+        raise
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP):
+            raise ValueError(f"{path} is not a file") from error
+        raise
 
 
 def footer_notes(path: Path) -> dict[bytes, bytes]:
@@ -129,9 +119,8 @@ def footer_notes(path: Path) -> dict[bytes, bytes]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _check_file(path)
     try:
-        with open(path, "rb") as handle:
+        with open_part(path) as handle:
             notes: dict[bytes, bytes] = pq.read_metadata(handle).metadata or {}
         replaces = json.loads(notes.get(REPLACES, b"{}"))
         owners = json.loads(notes.get(OWNERS, b"[]"))
@@ -149,7 +138,8 @@ def read_part(path: Path) -> tuple[int, pa.Table]:
     import pyarrow.parquet as pq
 
     # In one piece and with one thread: small parts are read three times as fast so.
-    data = path.read_bytes()
+    with open_part(path) as handle:
+        data = handle.read()
     return len(data), pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
 
 
@@ -187,12 +177,11 @@ def part_rows(path: Path, table: str, columns: Sequence[str] | None = None) -> l
 
     from badput.rows import in_form
 
-    _check_file(path)
     schema = arrow_schema(table)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
     try:
-        with open(path, "rb") as handle:
+        with open_part(path) as handle:
             data = pq.read_table(handle, columns=None if columns is None else list(columns))
         return in_form(schema, data).to_pylist()
     except pa.ArrowException as error:
@@ -243,7 +232,7 @@ def write_part(
     tmp = tmp_dir / f"{table}-{name}-{writer_id()}.parquet"
     try:
         # An open file: as a path, pyarrow takes no name that is not UTF-8.
-        with open(tmp, "wb") as handle:
+        with new_file(tmp) as handle:
             data = data.cast(arrow_schema(table))
             with pq.ParquetWriter(handle, data.schema, **_write_options(table)) as writer:
                 writer.write_table(data)

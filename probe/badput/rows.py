@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from badput import layout as lo
-from badput.parts import RANGES
+from badput.parts import RANGES, keys_of
 from badput.schema import SCHEMA_VERSION, STEP_CATEGORIES, TABLES, arrow_schema
 
 if TYPE_CHECKING:
@@ -274,15 +274,13 @@ def in_form(schema: pa.Schema, data: pa.Table) -> pa.Table:
 def in_order(table: str, data: pa.Table) -> pa.Table:
     """Rows by process and sequence number, doubled ones once; telemetry by time."""
     names = {c.name for c in TABLES[table].columns}
-    keys = [k for k in ("process_id", "seq", "number") if k in names]
-    by = keys or [k for k in ("host", "gpu_uuid") if k in names]
-    by += [k for k in ("time_ns",) if k in names and "seq" not in names]
+    by = keys_of(table)
     if by:
         data = data.take(pc.sort_indices(data, [(k, "ascending") for k in by])).combine_chunks()
     if "seq" not in names or data.num_rows < 2:
         return data
     same = None
-    for k in keys:
+    for k in by:
         column = data[k].combine_chunks()
         equal = pc.equal(column[1:], column[:-1])
         same = equal if same is None else pc.and_(same, equal)

@@ -6,6 +6,7 @@ writes into a run folder; it looks after the ranks and hands each run's work to 
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import threading
@@ -27,6 +28,8 @@ FEW = 8
 """The same once the last process of the run has ended."""
 GRACE_S = 60.0
 """How long replaced parts stay, for readers that are at them."""
+SWEEP_S = 3600.0
+"""How often what dead writers left is swept."""
 _PROCESS = re.compile(r"[0-9a-f]{16}-")
 
 
@@ -41,6 +44,8 @@ class Keeper:
         self._counted: dict[int, int] = {}
         self._fresh: Counter[str] = Counter()
         self._unlink_at: dict[str, float] = {}
+        self._sweep_at = 0.0
+        self._said: set[str] = set()
 
     # -- rights -----------------------------------------------------------------------------
     def part(self, stem: str) -> bool:
@@ -80,12 +85,24 @@ class Keeper:
 
         Replaced parts are unlinked a while later.
         """
+        self._sweep()
         enough = FEW if self.over() else FRESH
         due = [t for t, count in self._fresh.items() if count >= enough]
         now = time.monotonic()
         late = [t for t, at in self._unlink_at.items() if now >= at]
         for table in {*due, *late} & TABLES.keys():
             self._compact(table, 2 if table in due else 1 << 60, GRACE_S)
+
+    def _sweep(self) -> None:
+        """Now and then, remove what writers left half written that were killed."""
+        if time.monotonic() < self._sweep_at:
+            return
+        from badput.merge import clear_tmp
+
+        self._sweep_at = time.monotonic() + SWEEP_S
+        with contextlib.suppress(OSError):
+            if count := clear_tmp(self.run):
+                self._log(f"{self.run}: {count} files of writers that died removed from tmp")
 
     def close(self) -> None:
         """Unlink what has been replaced, without waiting any longer."""
@@ -105,6 +122,10 @@ class Keeper:
             self._log(f"cannot compact {table} of {self.run} ({error!r}); tried again later")
             self._fresh[table] = 0
             return
+        for sentence in done.left:
+            if sentence not in self._said:
+                self._said.add(sentence)
+                self._log(sentence)
         self._unlink_at.pop(table, None)
         if at_least < 1 << 60:
             self._fresh[table] = 0
