@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from badput.copying import FOLDER, beats, is_copy, open_drain
+from badput.neutral import emit, reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder /= FOLDER
     problem = _problem(folder)
     if problem:
-        print(f"badput collect: {problem}", file=sys.stderr)
+        emit(f"badput collect: {problem}", sys.stderr)
         return 2
     spools = [folder] if (folder / "facts.json").exists() else _spools(folder)
     if not spools:
-        print(f"badput collect: no spools in {folder}; nothing to do")
+        emit(f"badput collect: no spools in {folder}; nothing to do")
         return 0
     outcomes = [_collect(spool, args.into) for spool in spools]
     return 0 if all(outcomes) else 1
@@ -96,36 +97,44 @@ def _collect(path: Path, into: str | None) -> bool:
     from badput.reader import UnreadableError
 
     try:
-        drain = open_drain(path)
+        drain = open_drain(path, None if into is None else str(Path(into).absolute()))
     except BusyError:
-        print(f"{path.name}: a collector is at work on it; left to it")
+        emit(f"{path.name}: a collector is at work on it; left to it")
         return True
     except (UnreadableError, OSError) as error:
-        print(f"badput collect: {path.name}: {error}", file=sys.stderr)
-        return False
+        return _say(f"{path.name}: {reason(error) if isinstance(error, OSError) else error}")
     except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
         return _damaged(path, error)
-    if into is not None:
-        drain.run = str(Path(into).absolute())
+    if drain.note is not None:
+        emit(drain.note)
     try:
-        print(_drain(drain))
-    except OSError as error:
-        reason = error.strerror or error
-        print(
-            f"badput collect: {path.name}: cannot write to {drain.run} ({reason}); spool kept",
-            file=sys.stderr,
-        )
-        return False
-    except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
-        return _damaged(path, error)
+        return _drained(path, drain)
     finally:
         drain.close()
+
+
+def _drained(path: Path, drain: Drain) -> bool:
+    from badput.reader import UnreadableError
+
+    try:
+        emit(_drain(drain))
+    except UnreadableError as error:
+        return _say(f"{path.name}: {error}; spool kept")
+    except OSError as error:
+        why = error.strerror or error
+        return _say(f"{path.name}: cannot write to {drain.run} ({why}); spool kept")
+    except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
+        return _damaged(path, error)
     return True
 
 
 def _damaged(path: Path, error: Exception) -> bool:
     text = f"its files make no sense ({type(error).__name__}: {error}); spool kept"
-    print(f"badput collect: {path.name}: {text}".encode(errors="replace").decode(), file=sys.stderr)
+    return _say(f"{path.name}: {text}")
+
+
+def _say(text: str) -> bool:
+    emit(f"badput collect: {text}", sys.stderr)
     return False
 
 

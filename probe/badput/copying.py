@@ -18,6 +18,7 @@ import threading
 import time
 
 from badput import layout as lo
+from badput.files import open_file, read_bytes, read_text, write_whole
 from badput.guard import fail, say
 
 TYPE_CHECKING = False
@@ -154,8 +155,7 @@ class Copier:
         os.makedirs(above, exist_ok=True)
         with contextlib.suppress(FileExistsError):  # ours, half made: its name is a random number
             os.mkdir(temp, 0o700)
-        with open(os.path.join(self._spool.path, "facts.json"), "rb") as handle:
-            facts = handle.read()
+        facts = read_bytes(os.path.join(self._spool.path, "facts.json"))
         fd = _create(temp, "control")
         # As in the spool: whoever can take this lock knows that the writer is gone.
         with contextlib.suppress(OSError):  # a file system without locks: the beat must do
@@ -179,7 +179,7 @@ class Copier:
         if end <= self._offset:
             return
         name = lo.segment_name(self._index)
-        source = os.open(os.path.join(self._spool.path, name), os.O_RDONLY | os.O_NOFOLLOW)
+        source = open_file(os.path.join(self._spool.path, name), os.O_RDONLY)
         try:
             data = os.pread(source, end - self._offset, self._offset)
         finally:
@@ -198,20 +198,12 @@ class Copier:
 
 
 def _create(folder: str, name: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(os.path.join(folder, name), flags, 0o600)
+    return open_file(os.path.join(folder, name), os.O_RDWR | os.O_CREAT)
 
 
 def _write(folder: str, name: str, data: bytes) -> None:
     """Write a small file as a whole."""
-    temp = f".{name}-{os.getpid()}"
-    fd = _create(folder, temp)
-    try:
-        os.write(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(os.path.join(folder, temp), os.path.join(folder, name))
+    write_whole(os.path.join(folder, name), data)
 
 
 def _put_page(fd: int, page: bytes) -> None:
@@ -225,9 +217,9 @@ def _put_page(fd: int, page: bytes) -> None:
 def copy_of(spool: str) -> str | None:
     """Where the copy of a spool is, None if none was made."""
     try:
-        with open(os.path.join(spool, MARK), encoding="utf-8") as handle:
-            return json.load(handle).get("to")
-    except (OSError, ValueError, AttributeError):
+        to = json.loads(read_text(os.path.join(spool, MARK))).get("to")
+        return to if isinstance(to, str) else None
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 
@@ -250,31 +242,29 @@ def complete(spool: str, target: str) -> None:
     os.makedirs(target, mode=0o700, exist_ok=True)
     names = os.listdir(spool)
     for name in sorted(n for n in names if n.startswith("seg-")):
-        with open(os.path.join(spool, name), "rb") as handle:
-            _write(target, name, handle.read())
+        _write(target, name, read_bytes(os.path.join(spool, name)))
     fd = _create(target, "control")
     try:
-        with open(os.path.join(spool, "control"), "rb") as handle:
-            _put_page(fd, handle.read(lo.CONTROL_SIZE))
+        _put_page(fd, read_bytes(os.path.join(spool, "control"))[: lo.CONTROL_SIZE])
     finally:
         os.close(fd)
     _write(target, MARK, b"{}")
-    with open(os.path.join(spool, "facts.json"), "rb") as handle:
-        _write(target, "facts.json", handle.read())
+    _write(target, "facts.json", read_bytes(os.path.join(spool, "facts.json")))
 
 
-def open_drain(path: Path) -> Drain:
+def open_drain(path: Path, into: str | None = None) -> Drain:
     """The drain of a spool, or of its copy if a thread copied it and its writer is dead.
 
+    ``into``: the run folder that it goes to, instead of the one that the spool names.
     Raises BusyError, UnreadableError, OSError.
     """
     from badput.drain import BusyError, Drain
     from badput.watch import lock_is_free
 
-    drain = Drain(path)
+    drain = Drain(path, into)
     to = copy_of(str(path))
     if to is None or os.path.normpath(to) != os.path.normpath(
-        os.path.join(drain.run, FOLDER, path.name)
+        os.path.join(drain.facts["run"], FOLDER, path.name)
     ):
         return drain  # what is removed at the end must be a copy of ours, whatever a file says
     try:
@@ -286,4 +276,4 @@ def open_drain(path: Path) -> Drain:
         raise BusyError(f"{path} cannot be copied to {to}: {error}") from error
     finally:
         drain.close()
-    return Drain(type(path)(to))
+    return Drain(type(path)(to), into)

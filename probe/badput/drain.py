@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from badput import clock, identity
 from badput import layout as lo
 from badput.parts import write_part, write_rows
-from badput.reader import SpoolReader
+from badput.position import can_be, found_anew
+from badput.reader import SpoolReader, run_folder
 from badput.rows import Clock, add_span, event_row, first_rows, rare_rows, steps_table
 from badput.schema import STEP_CATEGORIES
 from badput.spool import make_segment
@@ -51,13 +52,15 @@ class BusyError(Exception):
 class Drain:
     """One spool on its way into its run folder. Raises BusyError, UnreadableError, OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, into: str | None = None) -> None:
+        """``into``: the run folder, instead of the one that the spool names."""
         self.path = path
+        self.note: str | None = None
+        """A sentence for the user, if something about the spool was odd."""
         self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.reader = SpoolReader(path)
-            self.position = self.reader.load_position()
         except BlockingIOError as error:
             os.close(self._folder)
             raise BusyError(f"another collector is draining {path}") from error
@@ -65,8 +68,13 @@ class Drain:
             os.close(self._folder)
             raise
         self.facts = self.reader.facts
-        self.run: str = self.facts["run"]
         self.process_id = self.reader.process_id
+        try:
+            self.run = into or run_folder(path, self.facts)
+            self.position = self._where()
+        except BaseException:
+            self.close()
+            raise
         self._prepared = 0
         self._announced = False
         self.saved = self.position
@@ -83,6 +91,18 @@ class Drain:
             self._shift = Clock(self.facts).wall(0)
         with contextlib.suppress(OSError):
             self.reader.reserve()
+
+    def _where(self) -> Position:
+        """The position saved last, or found anew if it cannot be right."""
+        saved = self.reader.load_position()
+        if saved is not None and can_be(saved, self.reader):
+            return saved
+        position = found_anew(self.reader, self.run)
+        self.note = (
+            f"{self.path}: its saved position cannot be right; "
+            f"read on from record {position.seq} in segment {position.segment}"
+        )
+        return position
 
     def close(self) -> None:
         """Give the spool back."""
@@ -159,7 +179,8 @@ class Drain:
             return
         self.reader.acknowledge(position.segment, position.seq, ended=False)
         for index in range(before, position.segment):
-            (self.path / lo.segment_name(index)).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it goes with the spool
+                (self.path / lo.segment_name(index)).unlink()
 
     def _save(self, position: Position) -> bool:
         """Save the position; False if it could not be: it is tried again in the next round.

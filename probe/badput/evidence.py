@@ -11,6 +11,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, cast
 
+from badput.files import open_file
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -59,7 +61,7 @@ def error_signature(path: str) -> str | None:
     None if there is none or it makes no sense.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_file(path, os.O_RDONLY, follow=True)
         with os.fdopen(fd, encoding="utf-8", errors="replace") as handle:
             said: Any = json.loads(handle.read(MAX_FILE))["message"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from badput import clock, kernel, stack_reader
 from badput import layout as lo
+from badput.files import read_text, write_whole
 from badput.limits import Limit, Pace, Place, base_limits, behind
 from badput.rows import Clock
 from badput.stacks import PID_FILE
@@ -99,7 +100,7 @@ class Looked:
     def _restore(self) -> None:
         """Take over a hang that an earlier collector found, and tell it if that one could not."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            kept = json.loads((self.drain.path / FILE).read_text(encoding="utf-8"))
+            kept = json.loads(read_text(self.drain.path / FILE))
             kind, time_ns, attrs = kept["event"]
             self.hung = Hung(**kept["hung"])
             if self.drain.position.told < kept["number"]:
@@ -376,9 +377,5 @@ def _sentence(rank: Looked, attrs: Mapping[str, Any]) -> str:
 
 def _write(path: Path, text: str) -> None:
     """Write a small file of ours as a whole."""
-    temp = path.with_name(f".{path.name}-{os.getpid()}")
     with contextlib.suppress(OSError):
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as handle:
-            handle.write(text)
-        temp.replace(path)
+        write_whole(str(path), text.encode())

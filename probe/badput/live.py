@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from badput import clock, identity
 from badput.drain import Drain
+from badput.files import read_text
 from badput.hang import FILE as HANG_FILE
 from badput.limits import Pace, base_limits
+from badput.position import Position
 from badput.reader import SpoolReader, UnreadableError
 from badput.watch import Watch
 
@@ -50,7 +52,7 @@ class _Peek(Drain):
     def __init__(self, path: Path) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.path = path
         self.reader = SpoolReader(path)
-        self.position = self.reader.load_position()
+        self.position = self.reader.load_position() or Position()
         self.facts = self.reader.facts
 
     def close(self) -> None:
@@ -109,7 +111,7 @@ def _look(path: Path) -> Live:
 def _hang(peek: _Peek, phase: str, step: int | None, since: int) -> tuple[bool, str]:
     """Did the collector tell a hang; where none runs, is the phase too old by its limits?"""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads((peek.path / HANG_FILE).read_text(encoding="utf-8"))
+        kept = json.loads(read_text(peek.path / HANG_FILE))
         return True, str(kept["event"][2]["what"])
     limits = base_limits(peek.facts)
     if limits is None or not since or peek.facts["process"].get("role") != "rank":

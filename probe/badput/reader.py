@@ -11,11 +11,13 @@ import contextlib
 import errno
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 from badput import layout as lo
+from badput.files import open_file, read_text, write_whole
+from badput.position import Position, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,42 +29,6 @@ SPARE_SIZE = 65_536
 
 class UnreadableError(Exception):
     """A spool that cannot be read; the message is a sentence for the user."""
-
-
-@dataclass(slots=True)
-class Position:
-    """How far a spool is in Parquet for good, and what must be remembered for the rest."""
-
-    segment: int = 0
-    offset: int = lo.SEGMENT_START
-    seq: int = 0
-    records: int = 0
-    damaged: int = 0
-    names: dict[str, str] = field(default_factory=dict[str, str])
-    """Names that the stream has defined so far, by id."""
-    open: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Begin records of spans that have not ended, by sequence number."""
-    last_step: list[int] | None = None
-    """Number, start and end (monotonic ns) of the last finished step."""
-    last_sign: int = 0
-    """Newest monotonic ns seen in a record."""
-    first_step: bool = False
-    close: dict[str, Any] | None = None
-    uncaught: bool = False
-    dropped: int = 0
-    """Dropped records that an event has told so far."""
-    told: int = 0
-    """Events of the collector's own so far."""
-    end: dict[str, Any] | None = None
-    """The end event, decided but perhaps not yet written."""
-    shift: int = 0
-    """How far the wall clock had moved from the anchor (ns) when an event last told it."""
-    saved: int = 0
-    """How often a position was saved: the highest is the newest."""
-
-    def copy(self) -> Position:
-        """A copy that can be moved on without touching this one."""
-        return Position(**json.loads(json.dumps(asdict(self))))
 
 
 @dataclass(slots=True)
@@ -88,7 +54,11 @@ class SpoolReader:
         self.path = path
         self.facts = self._load_facts()
         self.process_id = int(self.facts["process"]["process_id"])
-        self._control_fd = os.open(path / "control", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._control_fd = open_file(path / "control", os.O_RDWR)
+        except OSError as error:
+            why = f"{path}/control cannot be opened ({error.strerror})"
+            raise UnreadableError(why) from error
         head = os.pread(self._control_fd, lo.CONTROL_HEAD.size, 0)
         if len(head) < lo.CONTROL_HEAD.size or head[:8] != lo.CONTROL_MAGIC:
             os.close(self._control_fd)
@@ -96,17 +66,20 @@ class SpoolReader:
 
     def _load_facts(self) -> dict[str, Any]:
         try:
-            facts = json.loads(_text_of(self.path / "facts.json"))
+            facts = json.loads(read_text(self.path / "facts.json"))
             version = int(facts["format"])
-            _ = facts["process"]["process_id"], facts["run"], facts["anchor_mono_ns"]
+            _, number = facts["run"], int(facts["process"]["process_id"])
+            _ = int(facts["anchor_mono_ns"]), int(facts["anchor_wall_ns"]), facts["process"]["pid"]
         except OSError as error:
             raise UnreadableError(
                 f"{self.path} has no readable facts.json ({error.strerror})"
             ) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnreadableError(f"{self.path}/facts.json is not that of a spool") from error
         if version > lo.FORMAT_VERSION:
             raise UnreadableError(f"{self.path} has spool format {version}, too new: update badput")
+        if not 0 <= number < 1 << 63:
+            raise UnreadableError(f"{self.path}/facts.json names no process id, but {number}")
         return facts
 
     def close(self) -> None:
@@ -143,30 +116,54 @@ class SpoolReader:
         return best
 
     # -- the acknowledged position ----------------------------------------------------------
-    def load_position(self) -> Position:
-        """The position saved last; the beginning if there is none."""
-        spare = self._load_spare()
+    def load_position(self) -> Position | None:
+        """The position saved last; the beginning if there is none, None if it makes no sense."""
+        found = self._load_spare()
         try:
-            saved = Position(**json.loads(_text_of(self.path / ACK)))
+            saved = parse(read_text(self.path / ACK))
         except FileNotFoundError:
             saved = Position()
-        except (ValueError, TypeError) as error:
-            raise UnreadableError(f"{self.path}/{ACK} is damaged") from error
-        return spare if spare is not None and spare.saved > saved.saved else saved
+        except (OSError, ValueError):
+            return found
+        return found if found is not None and found.saved > saved.saved else saved
 
     def _load_spare(self) -> Position | None:
         try:
-            head, _, text = _text_of(self.path / SPARE).partition("\n")
+            head, _, text = read_text(self.path / SPARE).partition("\n")
             size, crc = (int(word) for word in head.split())
             text = text[:size]
-            return Position(**json.loads(text)) if crc32(text.encode()) == crc else None
-        except (OSError, ValueError, TypeError):
+            return parse(text) if crc32(text.encode()) == crc else None
+        except (OSError, ValueError):
             return None  # never used, or cut off by a power loss
+
+    def acknowledged(self) -> tuple[int, int]:
+        """What the control page says: first segment not drained, next sequence number."""
+        page = os.pread(self._control_fd, lo.READER.size, lo.READER_AT)
+        return lo.READER.unpack(page)[:2]
+
+    def segments(self) -> list[int]:
+        """Numbers of the segments that are there."""
+        names = (p.name for p in self.path.iterdir())
+        return sorted(int(n[4:]) for n in names if n.startswith("seg-") and n[4:].isdecimal())
+
+    def has(self, index: int) -> bool:
+        """Is there a segment ``index``?"""
+        return self._segment(index) is not None
+
+    def first_seq(self, index: int, about: int) -> int | None:
+        """Number of the first record of segment ``index``; None if there is none.
+
+        Short records have its lower half only: ``about`` is the number of one near it.
+        """
+        data = self._segment(index)
+        if data is None or len(data) < lo.SEGMENT_START + lo.HEAD.size:
+            return None
+        kind, _, _, seq = _head(data, lo.SEGMENT_START, max(0, about - lo.SEGMENT_SIZE))
+        return seq if kind else None
 
     def reserve(self) -> None:
         """Reserve space for a position, so that it can be saved on a full disk. Raises OSError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self.path / SPARE, flags, 0o600)
+        fd = open_file(self.path / SPARE, os.O_RDWR | os.O_CREAT)
         try:
             os.posix_fallocate(fd, 0, SPARE_SIZE)
         finally:
@@ -175,17 +172,10 @@ class SpoolReader:
     def save_position(self, position: Position) -> None:
         """Save ``position`` for good. Raises OSError."""
         position.saved += 1
-        text = json.dumps(asdict(position))
-        temp = self.path / f".{ACK}-{os.getpid()}"
+        text = position.text()
         try:
-            with open(temp, "w", encoding="utf-8") as handle:
-                handle.write(text)
-                handle.flush()
-                os.fdatasync(handle.fileno())
-            temp.replace(self.path / ACK)
+            write_whole(str(self.path / ACK), text.encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temp.unlink()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._save_spare(text):
                 raise
             return
@@ -197,7 +187,7 @@ class SpoolReader:
         if len(data) > SPARE_SIZE:
             return False
         try:
-            fd = os.open(self.path / SPARE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = open_file(self.path / SPARE, os.O_RDWR)
         except OSError:
             return False
         try:
@@ -221,15 +211,18 @@ class SpoolReader:
         os.pwrite(self._control_fd, lo.STATE.pack(number), lo.STATE_AT)
 
     # -- records ----------------------------------------------------------------------------
-    def read(self, position: Position, limit: int) -> Batch:
-        """Read at most about ``limit`` records from ``position``, moving it on."""
+    def read(self, position: Position, limit: int, only: int | None = None) -> Batch:
+        """Read at most about ``limit`` records from ``position``, moving it on.
+
+        ``only``: this segment alone. Raises UnreadableError for a segment that is no file of ours.
+        """
         batch = Batch(first_seq=position.seq)
         while batch.count < limit:
             data = self._segment(position.segment)
             if data is None:
                 if not (self.path / lo.segment_name(position.segment + 1)).exists():
                     break  # else its writer uses it again as the next one, all of it being read
-            elif not self._read_segment(data, position, batch, limit):
+            elif not self._read_segment(data, position, batch, limit) or only is not None:
                 break
             position.segment += 1
             position.offset = lo.SEGMENT_START
@@ -249,17 +242,14 @@ class SpoolReader:
         return True
 
     def _segment(self, index: int) -> bytes | None:
+        path = self.path / lo.segment_name(index)
         try:
-            fd = os.open(
-                self.path / lo.segment_name(index),
-                os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
-            )
+            with os.fdopen(open_file(path, os.O_RDONLY), "rb") as handle:
+                data = handle.read(lo.SEGMENT_SIZE)
         except FileNotFoundError:
             return None
-        try:
-            data = os.pread(fd, lo.SEGMENT_SIZE, 0)
-        finally:
-            os.close(fd)
+        except OSError as error:  # not to be taken for one of the run folder
+            raise UnreadableError(f"{path} cannot be read ({error.strerror})") from error
         return data if data[:8] == lo.SEGMENT_MAGIC else None
 
     @staticmethod
@@ -297,11 +287,17 @@ class SpoolReader:
             position.offset, position.seq = offset, seq
 
 
-def _text_of(path: Path) -> str:
-    """A file's text; not that of what a link names, and never waiting for what is no file."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, encoding="utf-8") as handle:
-        return handle.read()
+def run_folder(path: Path, facts: dict[str, Any]) -> str:
+    """The run folder that a spool names. Raises UnreadableError if it cannot be one.
+
+    A relative one would be whatever lies below the folder in which somebody happens to be.
+    """
+    run = facts["run"]
+    if isinstance(run, str) and run.startswith("/") and "\0" not in run:
+        return run
+    text = f"names {run!r:.200} as its run folder, which is no absolute path"
+    todo = f"`badput collect {path} --into RUN` puts it elsewhere"
+    raise UnreadableError(f"{path}/facts.json {text}; the spool is left alone; {todo}")
 
 
 def _head(data: bytes, offset: int, expected: int) -> tuple[int, int, int, int]:

@@ -10,8 +10,9 @@ import subprocess
 import sys
 
 from badput import identity
+from badput.files import create
 from badput.layout import FORMAT_VERSION
-from badput.spool import above_standard, create, open_root
+from badput.spool import above_standard, open_root
 
 LOG_LIMIT = 1 << 20
 

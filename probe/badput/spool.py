@@ -20,6 +20,7 @@ from zlib import crc32
 
 from badput import clock
 from badput import layout as lo
+from badput.files import create, open_file
 from badput.guard import cannot_write
 
 TYPE_CHECKING = False
@@ -79,18 +80,6 @@ def above_standard() -> Generator[None]:
     finally:
         for fd in held:
             os.close(fd)
-
-
-def create(name: str, flags: int, folder: int) -> int:
-    """Open a file of ours in ``folder``, made if ``flags`` say so; ours whatever the umask."""
-    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    try:
-        if os.fstat(fd).st_mode & 0o600 != 0o600:
-            os.fchmod(fd, 0o600)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def open_root(root: str) -> int:
@@ -255,8 +244,7 @@ class Spool:
         return control
 
     def _map_segment(self, index: int) -> mmap.mmap:
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(lo.segment_name(index), flags, dir_fd=self._folder)
+        fd = open_file(lo.segment_name(index), os.O_RDWR, folder=self._folder)
         try:
             if os.fstat(fd).st_size < lo.SEGMENT_SIZE:
                 raise OSError(f"segment {index} of {self.path} is too short")

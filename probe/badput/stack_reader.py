@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from badput.files import open_file
 from badput.stacks import FILE
 
 MAX_THREADS, MAX_FRAMES = 16, 32
@@ -32,7 +33,7 @@ Threads = list[dict[str, Any]]
 def last_dump(spool: Path) -> Threads:
     """Stacks of the last dump in the spool's file; empty if there is none."""
     with contextlib.suppress(OSError):
-        fd = os.open(spool / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_file(spool / FILE, os.O_RDONLY)
         with os.fdopen(fd, "rb") as handle:
             handle.seek(max(0, os.fstat(fd).st_size - _MAX_BYTES))
             return parse_dump(handle.read().decode(errors="replace"))

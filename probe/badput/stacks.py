@@ -15,6 +15,7 @@ import os
 import threading
 
 from badput import layout as lo
+from badput.files import open_file, read_text
 from badput.guard import fail, say
 
 TYPE_CHECKING = False
@@ -64,8 +65,8 @@ def start(recorder: Recorder, root: str) -> None:
     _stop = event = threading.Event()
     file = None
     if wants.get("stacks"):
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = open(os.open(os.path.join(recorder.spool.path, FILE), flags, 0o600), "r+b")  # noqa: SIM115
+        path = os.path.join(recorder.spool.path, FILE)
+        file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT), "r+b")
     timeout = max(0.05, _SHARE * (float(wants.get("hang_s", HANG_S)) or HANG_S))
     args = (recorder, event, file, timeout, root if wants.get("ptrace") else None)
     threading.Thread(target=_run, args=args, name="badput-stacks", daemon=True).start()
@@ -122,8 +123,7 @@ def _clear(file: IO[bytes]) -> None:
 def _allow(root: str, allowed: int) -> int:
     """Let the collector and its children trace this process; the pid that was let."""
     try:
-        with open(os.path.join(root, PID_FILE), encoding="ascii") as handle:
-            pid = int(handle.read(16))
+        pid = int(read_text(os.path.join(root, PID_FILE)))
     except (OSError, ValueError):
         return allowed
     if pid == allowed or pid < 2:

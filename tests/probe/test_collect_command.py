@@ -121,23 +121,42 @@ def test_help_explains_the_command(capsys):
     assert "SPOOL_DIR" in capsys.readouterr().out
 
 
+def edit(spool, **values):
+    facts = json.loads(spool.joinpath("facts.json").read_text())
+    spool.joinpath("facts.json").write_text(json.dumps({**facts, **values}))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         lambda spool: spool.joinpath("facts.json").write_text(
             spool.joinpath("facts.json").read_text().replace('"version"', '"vision"')
         ),
-        lambda spool: spool.joinpath("ack.json").write_text('{"segment": null, "offset": -1}'),
-        lambda spool: spool.joinpath("ack.json").write_text('{"last_sign": []}'),
+        lambda spool: edit(spool, run=""),
+        lambda spool: edit(spool, run="here"),
+        lambda spool: edit(spool, run=["/tmp"]),
+        lambda spool: edit(spool, run="/a\0b"),
+        lambda spool: (spool.joinpath("control").unlink(), os.mkfifo(spool / "control")),
+        lambda spool: (
+            spool.joinpath("seg-00000000").rename(spool / "away"),
+            spool.joinpath("seg-00000000").symlink_to(spool / "away"),
+        ),
+        lambda spool: (spool.joinpath("seg-00000000").unlink(), os.mkfifo(spool / "seg-00000000")),
         lambda spool: (spool.joinpath("facts.json").unlink(), os.mkfifo(spool / "facts.json")),
         lambda spool: (
             spool.joinpath("facts.json").unlink(),
             spool.joinpath("facts.json").symlink_to("/etc/passwd"),
         ),
     ],
-    ids=["unknown fact", "null position", "listed time", "a pipe", "a link"],
-)
-def test_a_spool_that_makes_no_sense_costs_one_sentence_and_stops_no_other(box, capsys, damage):
+    ids=[
+        "unknown fact", "no run", "relative run", "list for a run", "null byte", "control a pipe",
+        "segment a link", "segment a pipe", "a pipe", "a link",
+    ],
+)  # fmt: skip
+def test_a_spool_that_makes_no_sense_costs_one_sentence_and_stops_no_other(
+    box, capsys, damage, monkeypatch
+):
+    monkeypatch.chdir(box.folder)
     root = box.folder / "left"
     for _ in range(2):
         box.run_child(LEFT_BEHIND, env={"BADPUT_SPOOL": str(root)})
@@ -149,6 +168,21 @@ def test_a_spool_that_makes_no_sense_costs_one_sentence_and_stops_no_other(box, 
     assert captured.err.startswith(f"badput collect: {bad.name}: ")
     assert f"{good.name}: 5 records" in captured.out
     assert list(root.glob("?" * 16)) == [bad]
+    assert not (box.folder / "facts").exists()
+    assert "cannot write to" not in captured.err
+
+
+def test_a_spool_without_a_run_folder_can_be_given_one(box, capsys):
+    root = box.folder / "left"
+    box.run_child(LEFT_BEHIND, env={"BADPUT_SPOOL": str(root)})
+    (one,) = root.glob("?" * 16)
+    edit(one, run="")
+    assert main([str(root)]) == 1
+    err = capsys.readouterr().err
+    assert "names '' as its run folder, which is no absolute path" in err
+    assert "--into" in err
+    assert main([str(root), "--into", str(box.run)]) == 0
+    assert len(box.rows("steps")) == 5
 
 
 def test_only_a_copy_of_ours_is_taken_for_one(box, tmp_path):

@@ -245,7 +245,6 @@ def test_two_readers_of_one_spool_do_not_meet(spool):
         ("facts.json", b"[1]", "is not that of a spool"),
         ("facts.json", None, "has no readable facts.json"),
         ("control", b"", "is not the control page"),
-        ("ack.json", b"{", "is damaged"),
     ],
 )
 def test_damaged_spools_are_refused_with_a_sentence(spool, name, content, message):
