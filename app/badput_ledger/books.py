@@ -18,13 +18,16 @@ import duckdb
 from badput.schema import TABLES
 from badput_ledger import chain, store
 from badput_ledger.annotations import read_annotations
+from badput_ledger.cost import Costs, build_costs
 from badput_ledger.errors import BooksError
 from badput_ledger.facts import Facts, assemble
 from badput_ledger.paths import readable
-from badput_ledger.price import Price, check_price, choose_price
+from badput_ledger.price import Pricing, check_price, choose_price
+from badput_ledger.price_options import Tariff
 
 if TYPE_CHECKING:
     import os
+    from decimal import Decimal
     from pathlib import Path
 
 __all__ = ["Books", "BooksError", "Segment", "open_books"]
@@ -55,7 +58,8 @@ class Books:
         path: Path,
         con: duckdb.DuckDBPyConnection,
         facts: Facts,
-        price: Price,
+        price: Pricing,
+        tariff: Tariff,
         broken: list[str],
         spill: tempfile.TemporaryDirectory[str],
         gaps: Gaps,
@@ -63,6 +67,7 @@ class Books:
         self.path = path
         self.facts = facts
         self.price = price
+        self.tariff = tariff
         self.broken = broken
         self.gaps: Gaps = gaps
         self._con = con
@@ -70,6 +75,7 @@ class Books:
         self._locked = False
         self._lock = threading.Lock()
         self._report: dict[str, Any] | None = None
+        self._costs: Costs | None = None
 
     def __enter__(self) -> Books:
         return self
@@ -93,6 +99,13 @@ class Books:
         if self._report is None:
             self._report = build_report(self)
         return self._report
+
+    @property
+    def costs(self) -> Costs:
+        """What everything cost, exactly."""
+        if self._costs is None:
+            self._costs = build_costs(self)
+        return self._costs
 
     def timeline(self) -> list[Segment]:
         """Level 1 of the books, in order of rank and time, equal neighbours merged."""
@@ -181,11 +194,15 @@ class Books:
 def open_books(
     path: str | os.PathLike[str],
     *,
-    price: float | None = None,
+    price: float | Decimal | None = None,
     currency: str = "USD",
     gaps: Gaps = "unknown",
+    tariff: Tariff | None = None,
 ) -> Books:
     """Open the run folder ``path``; ``price`` is money per GPU-hour.
+
+    ``tariff`` names a price table and what else money depends on; without a table there, the
+    environment's BADPUT_PRICES counts.
 
     ``gaps`` says whether time between sessions that nothing accounts for was paid; unknown
     time counts as paid, and the report says so.
@@ -194,6 +211,8 @@ def open_books(
     folder = store.run_folder(path)
     if price is not None:
         check_price(price)
+    tariff = tariff or Tariff()
+    table = tariff.table(price, currency)
     spill = tempfile.TemporaryDirectory(prefix="badput-")
     con = store.connect()
     try:
@@ -213,9 +232,15 @@ def open_books(
         con.close()
         spill.cleanup()
         raise
-    chosen = choose_price(price, facts.config, currency)
     return Books(
-        path=folder, con=con, facts=facts, price=chosen, broken=broken, spill=spill, gaps=gaps
+        path=folder,
+        con=con,
+        facts=facts,
+        price=table or choose_price(price, facts.config, currency),
+        tariff=tariff,
+        broken=broken,
+        spill=spill,
+        gaps=gaps,
     )
 
 

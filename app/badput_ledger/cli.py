@@ -13,6 +13,7 @@ from badput_ledger.books import open_books
 from badput_ledger.commands.common import add_gaps, guarded, tell_broken
 from badput_ledger.formats import FORMATS, output, writer
 from badput_ledger.price import parse_price
+from badput_ledger.price_options import add_arguments, tariff_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,13 +44,16 @@ def report_main(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
     parser.add_argument("--price", metavar="X", help="money per GPU-hour, such as 2.50")
     parser.add_argument("--currency", default="USD", metavar="C")
+    add_arguments(parser)
     add_gaps(parser)
     args = parser.parse_intermixed_args(argv)
 
     def work() -> int:
         price = None if args.price is None else parse_price(args.price)
         write = writer("json" if args.json else args.format)
-        with open_books(args.run, price=price, currency=args.currency, gaps=args.gaps) as books:
+        with open_books(
+            args.run, price=price, currency=args.currency, gaps=args.gaps, tariff=tariff_of(args)
+        ) as books:
             with output(args.output) as file:
                 write(books, file)
             return tell_broken("report", books)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger.clock import iso, span
+from badput_ledger.cost import rounded
 from badput_ledger.endings import fault_text
 from badput_ledger.hangs import FIRST_SEQ
 
@@ -112,7 +113,14 @@ def _priced(
     books: Books, incident: dict[str, Any], phases: dict[str, tuple[int, int]]
 ) -> dict[str, Any]:
     incident["gpu_seconds"] = sum(ns for ns, _ in phases.values()) / 1e9
-    incident["cost"] = books.price.of(sum(billed for _, billed in phases.values()))
+    sessions = [s.id for s in books.facts.sessions]
+    own = incident["session"]
+    following = sessions[sessions.index(own) + 1 :][:1]
+    charged = [
+        (following[0] if leaf in RESTART and following else own, leaf, billed)
+        for leaf, (_, billed) in phases.items()
+    ]
+    incident["cost"] = rounded(books.costs.of(charged))
     incident["phases"] = {leaf: ns / 1e9 for leaf, (ns, _) in sorted(phases.items())}
     held = {leaf: billed / 1e9 for leaf, (_, billed) in sorted(phases.items())}
     incident["held_gpu_seconds"] = sum(held.values())

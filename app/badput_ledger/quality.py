@@ -174,8 +174,8 @@ def _checkpoints(books: Books, notes: _Notes) -> None:
 
 
 def _unknowns(books: Books, report: dict[str, Any], notes: _Notes) -> None:
-    if books.price.per_hour is None:
-        notes.add("info", "no price is known, so every cost is NULL; give --price", "runs")
+    for why in report["cost"]["missing"]:
+        notes.add("info", f"{why}; what it would cost is NULL", "cost.rates")
     if report["tokens"]["processed"] is None:
         notes.add("info", "no step says how many tokens it took", "steps")
     if books.facts.sessions and books.facts.sessions[-1].vanished:

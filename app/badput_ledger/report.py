@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from badput_ledger.annotations import LEAVES
 from badput_ledger.clock import iso
+from badput_ledger.cost import build_cost, rounded
 from badput_ledger.figures import LeafSum, definitions, goodput, kept_time, leaf_sums
 from badput_ledger.incidents import build_incidents
 from badput_ledger.paths import shown
@@ -47,7 +48,7 @@ def build_report(books: Books) -> dict[str, Any]:
         "annotations": [a.plain() for a in books.facts.said],
         "definitions": definitions(leaves, total),
     }
-    report["cost"] = _cost(books, leaves, report["tokens"]["kept"])
+    report["cost"] = build_cost(books, report)
     report["quality"] = build_quality(books, report)
     report["verdict"] = build_verdict(books, report)
     return report
@@ -96,7 +97,7 @@ def _leaf(books: Books, leaf: LeafSum) -> dict[str, Any]:
         "held_gpu_seconds": leaf.billed_ns / 1e9 if known else None,
         "lo": leaf.lo / 1e9,
         "hi": leaf.hi / 1e9 if leaf.hi is not None else None,
-        "cost": books.price.of(leaf.billed_ns) if known else None,
+        "cost": rounded(books.costs.leaf(leaf.id)) if known else None,
         "tokens": leaf.tokens,
     }
     if leaf.reason:
@@ -217,17 +218,3 @@ def _checkpoints(books: Books) -> list[dict[str, Any]]:
         )
     ]
     return sorted(saves + loads, key=lambda c: str(c["start"]))
-
-
-def _cost(books: Books, leaves: list[LeafSum], kept_tokens: int | None) -> dict[str, Any]:
-    billed = sum(leaf.billed_ns for leaf in leaves)
-    useful = sum(leaf.billed_ns for leaf in leaves if leaf.id == "H.productive")
-    total = books.price.of(billed)
-    return {
-        "price_per_gpu_hour": books.price.per_hour,
-        "currency": books.price.currency,
-        "source": books.price.source,
-        "total": total,
-        "wasted": books.price.of(billed - useful),
-        "per_kept_token": total / kept_tokens if total is not None and kept_tokens else None,
-    }

@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from badput_ledger.taxonomy import BY_ID, GROUPS
+from badput_ledger.text_money import cost_lines
 from badput_ledger.units import amount, decimals, money, plural, time_scale
 
 WIDTH = 80
@@ -126,10 +127,8 @@ def _steps(report: dict[str, Any]) -> list[str]:
             f"tokens    {tokens['processed']:,} processed, {tokens['kept']:,} kept, "
             f"{tokens['lost']:,} lost, {tokens['skipped']:,} skipped"
         )
-    per = report["cost"]["per_kept_token"]
-    if per is not None:
-        cost = report["cost"]
-        lines.append(f"cost      {money(per * 1e6, cost['currency'])} per million kept tokens")
+    for line in cost_lines(report):
+        lines += _wrapped(clean(line))
     return lines
 
 

@@ -10,6 +10,7 @@ from badput_ledger.books import open_books
 from badput_ledger.commands.common import Parser, add_gaps, guarded, tell_broken
 from badput_ledger.compare import Side, compare, side_of
 from badput_ledger.price import parse_price
+from badput_ledger.price_options import add_arguments, tariff_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--so-far", action="store_true", help="compare runs that may still be going as they stand"
     )
+    add_arguments(parser)
     add_gaps(parser)
     args = parser.parse_intermixed_args(argv)
 
@@ -51,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
         prices = (args.price_a or args.price, args.price_b or args.price)
         for label, path, said in zip("AB", (args.a, args.b), prices, strict=True):
             price = None if said is None else parse_price(said)
-            with open_books(path, price=price, currency=args.currency, gaps=args.gaps) as books:
+            with open_books(
+                path, price=price, currency=args.currency, gaps=args.gaps, tariff=tariff
+            ) as books:
                 sides.append(side_of(label, books))
                 told = max(told, tell_broken("compare", books))
         found = compare(sides[0], sides[1], so_far=args.so_far)

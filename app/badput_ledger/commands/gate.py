@@ -11,6 +11,7 @@ from badput_ledger.commands.common import Parser, add_gaps, guarded, tell_broken
 from badput_ledger.errors import BooksError
 from badput_ledger.gate import GATES, Bound, judge, leaf_gate, parse_bound, parse_measured
 from badput_ledger.price import parse_price
+from badput_ledger.price_options import add_arguments, tariff_of
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +38,10 @@ def main(argv: Sequence[str]) -> int:
             raise BooksError("give at least one bound, such as --min-kept-time 0.9.")
         measured = None if args.measured is None else parse_measured(args.measured)
         price = None if args.price is None else parse_price(args.price)
-        with open_books(args.run, price=price, currency=args.currency, gaps=args.gaps) as books:
+        tariff = tariff_of(args)
+        with open_books(
+            args.run, price=price, currency=args.currency, gaps=args.gaps, tariff=tariff
+        ) as books:
             report = books.report()
             found = judge(report, bounds, measured=measured, certain=args.certain)
             if args.json:
@@ -89,6 +93,7 @@ def _parser() -> Parser:
     parser.add_argument("--price", metavar="X", help="money per GPU-hour, such as 2.50")
     parser.add_argument("--currency", default="USD", metavar="C")
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    add_arguments(parser)
     add_gaps(parser)
     return parser
 
