@@ -48,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(argv)
 
     def work() -> int:
+        tariff = tariff_of(args)
         sides: list[Side] = []
         told = 0
         prices = (args.price_a or args.price, args.price_b or args.price)
