@@ -32,6 +32,7 @@ def build_quality(books: Books, report: dict[str, Any]) -> list[dict[str, str]]:
     if waiting:
         what = f"{waiting} spools of ranks are not collected yet: badput collect {books.path}"
         notes.add("warning", what, "spools")
+    _copies(books, notes)
     for severity, what, evidence in books.facts.notes:
         notes.add(severity, what, evidence)
     said = books.facts.config.get("notes")
@@ -139,6 +140,21 @@ def _sessions(books: Books, notes: _Notes) -> None:
             f"{row['because']}, since no checkpoint path links them",
             "lineage",
         )
+
+
+def _copies(books: Books, notes: _Notes) -> None:
+    """Ranks whose records come from a copy alone: their node's spool may hold more."""
+    many = books.rows(
+        "SELECT count(*) AS n FROM (SELECT process_id FROM events WHERE kind = 'end' "
+        "GROUP BY process_id HAVING "
+        "bool_and(coalesce(json_extract_string(attrs, '$.copy') = 'true', false)))"
+    )[0]["n"]
+    if many:
+        what = (
+            f"the records of {many} processes that did not close come from copies in the run "
+            "folder: some 10 s more may lie in the spools of their nodes (badput collect there)"
+        )
+        notes.add("warning", what, "events")
 
 
 def _survived_hangs(books: Books, notes: _Notes) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from badput import identity
 from badput import layout as lo
+from badput.on_event import command_of
 from badput.parts import read_rows
 from badput.spool import SpoolError, default_root, file_system, open_root
 from badput.stack_reader import find_spy
@@ -60,8 +61,8 @@ class Finding:
 def all_checks(run: str | None, *, self_test: bool) -> Iterator[Finding]:
     """Every finding, in the order in which they are shown."""
     checks: list[Callable[[], Iterator[Finding]]] = [
-        _python, _root, _primitives, _pidfd, _collector, _left_behind, _clock, _container,
-        _shm, _stacks, _packages, _nvml,
+        _python, _root, _primitives, _pidfd, _collector, _on_event, _left_behind, _clock,
+        _container, _shm, _stacks, _packages, _nvml,
     ]  # fmt: skip
     if run is not None:
         checks.append(lambda: _run_folder(Path(run)))
@@ -169,6 +170,28 @@ def _collector() -> Iterator[Finding]:
                       f"see {root / 'collector.log'}")  # fmt: skip
     else:
         yield Finding("ok", "collector", text)
+
+
+def _on_event() -> Iterator[Finding]:
+    said = command_of(Path(default_root()))
+    mine = os.environ.get("BADPUT_ON_EVENT")
+    if said is None:
+        text = (
+            f"{mine} is set here, for a collector that begins here" if mine else "none is set here"
+        )
+        yield Finding("ok", "on event", f"no collector runs; {text}")
+    elif said["command"] is None and mine:
+        text = "BADPUT_ON_EVENT is set here, but the collector that runs was started without it"
+        yield Finding("warn", "on event", text, "it begins anew when no rank is left on the node")
+    elif said["command"] is None:
+        yield Finding("ok", "on event", "the collector that runs has no command for events")
+    else:
+        text = f"{said['command']} on {', '.join(said['on'])} (the collector's own setting)"
+        if said["last_code"]:
+            text += f"; the last time it ended with code {said['last_code']}"
+            yield Finding("warn", "on event", text, "its output is in the collector's log")
+        else:
+            yield Finding("ok", "on event", text)
 
 
 def _left_behind() -> Iterator[Finding]:

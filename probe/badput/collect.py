@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from badput.copying import FOLDER, beats, is_copy, open_drain
+from badput.copying import FOLDER, beats, is_copy, is_part, open_drain
 from badput.neutral import emit, reason
 
 if TYPE_CHECKING:
@@ -154,13 +154,19 @@ def _drain(drain: Drain) -> str:
     count = drain.drain(writer_dead=dead)
     text = f"{drain.path.name}: {count} records into {drain.run}"
     if dead or closed:
-        end = drain.finish(watch.status(), None)
+        part = is_part(str(drain.path)) and not closed
+        end = drain.finish(watch.status(), None, {"copy": True} if part else None)
         copied = is_copy(str(drain.path))
         drain.remove()
         if copied:
             with contextlib.suppress(OSError):  # others are in it
                 drain.path.parent.rmdir()
         text += f"; the process ended ({end['reason']}) in phase {end['phase']}"
+        if part:
+            text += (
+                "; what it recorded after its last copy is still in the spool of its node, which "
+                "the next collector there or `badput collect` there adds"
+            )
     else:
         text += f"; pid {facts['process']['pid']} still runs, its spool stays"
     watch.close()

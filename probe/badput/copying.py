@@ -228,6 +228,16 @@ def is_copy(spool: str) -> bool:
     return os.path.exists(os.path.join(spool, MARK)) and copy_of(spool) is None
 
 
+def is_part(spool: str) -> bool:
+    """True if it is a copy whose spool, on the node of the ranks, may hold more."""
+    try:
+        with open(os.path.join(spool, MARK), encoding="utf-8") as handle:
+            said = json.load(handle)
+        return said.get("to") is None and said.get("whole") is not True
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def beats(spool: str) -> bool:
     """True if a copy was renewed a moment ago."""
     try:
@@ -248,7 +258,7 @@ def complete(spool: str, target: str) -> None:
         _put_page(fd, read_bytes(os.path.join(spool, "control"))[: lo.CONTROL_SIZE])
     finally:
         os.close(fd)
-    _write(target, MARK, b"{}")
+    _write(target, MARK, b'{"whole": true}')
     _write(target, "facts.json", read_bytes(os.path.join(spool, "facts.json")))
 
 

@@ -61,12 +61,12 @@ def _hang_watch(root: Path, log: Callable[[str], None]) -> Duty:
 
 
 def _on_events(root: Path, log: Callable[[str], None]) -> Duty | None:
-    del root
+    from badput.on_event import OnEvents, write_state
+
+    write_state(root, {"command": None, "on": [], "last_code": None})
     if not os.environ.get("BADPUT_ON_EVENT"):
         return None
-    from badput.on_event import OnEvents
-
-    return OnEvents(log)
+    return OnEvents(root, log)
 
 
 def _telemetry(root: Path, log: Callable[[str], None]) -> Duty:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from badput import clock, identity
-from badput.drain import Drain
+from badput.copying import is_copy
+from badput.drain import BATCH_LIMIT, Drain
 from badput.files import read_text
 from badput.hang import FILE as HANG_FILE
 from badput.limits import Pace, base_limits
@@ -40,10 +41,20 @@ class Live:
     phase: str
     since_ns: int | None
     last_step: tuple[int, int, int] | None
-    """Last drained step: number, start, end."""
+    """Last finished step: number, start, end."""
     hung: bool
     hung_why: str
     waiting_bytes: int
+    copy: bool = False
+    """What was read is a copy that a thread made, and may be some seconds old."""
+    steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+    """Steps that are not in Parquet yet: record number, step, start, end."""
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
+    """Rows that are not in Parquet yet, by table: checkpoints and events."""
+
+
+TAIL_ROUNDS = 4
+"""Rounds of reading what waits in one spool: a quarter of a million records."""
 
 
 class _Peek(Drain):
@@ -54,6 +65,27 @@ class _Peek(Drain):
         self.reader = SpoolReader(path)
         self.position = self.reader.load_position() or Position()
         self.facts = self.reader.facts
+
+    def tail(self) -> tuple[list[tuple[int, int, int, int]], dict[str, list[dict[str, Any]]]]:
+        """What waits behind the position that is in Parquet; it is read, and stays there."""
+        from badput.rows import Clock, rare_rows
+
+        position, line = self.position.copy(), Clock(self.facts)
+        steps: list[tuple[int, int, int, int]] = []
+        rows: dict[str, list[dict[str, Any]]] = {"checkpoints": [], "events": []}
+        for _ in range(TAIL_ROUNDS):
+            batch = self.reader.read(position, BATCH_LIMIT)
+            if not batch.count:
+                break
+            found = rare_rows(batch, position, self.facts)
+            for table in rows:
+                rows[table] += found[table]
+            if batch.steps:
+                last = batch.steps[-1]
+                position.last_step = [last[4], last[5], last[6]]
+            steps += [(s[3], s[4], line.wall(s[5]), line.wall(s[6])) for s in batch.steps]
+        self.position = position
+        return steps, rows
 
     def close(self) -> None:
         """Give the control page back."""
@@ -91,6 +123,7 @@ def _look(path: Path) -> Live:
             alive = not watch.dead()
         finally:
             watch.close()
+        steps, rows = peek.tail()
         step, phase, since = peek.phase()
         last = peek.position.last_step
         hung, why = _hang(peek, phase, step, since) if alive else (False, "")
@@ -103,6 +136,7 @@ def _look(path: Path) -> Live:
             since_ns=since + shift if since else None,
             last_step=None if last is None else (last[0], last[1] + shift, last[2] + shift),
             hung=hung, hung_why=why, waiting_bytes=_size(path),
+            copy=is_copy(str(path)), steps=steps, rows=rows,
         )  # fmt: skip
     finally:
         peek.close()

@@ -94,6 +94,9 @@ class Runner:
     def __init__(self, command: list[str], wanted: Wanted, log: Callable[[str], None]) -> None:
         self._command, self._log = command, log
         self.wanted = wanted
+        self.program = command[0]
+        self.last_code: int | None = None
+        """How the last command ended; -1: it took too long, 127: it could not be started."""
         self._queue: deque[dict[str, Any]] = deque(maxlen=_WAITING)
         self._last: dict[tuple[str, str], float] = {}
         self._child: subprocess.Popen[bytes] | None = None
@@ -121,9 +124,10 @@ class Runner:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+                code = -1
             elif code:
                 self._log(f"on-event: {self._command[0]} ended with code {code}")
-            self._child = None
+            self._child, self.last_code = None, code
         if self._queue:
             self._start(self._queue.popleft())
         return self._child is not None or bool(self._queue)
@@ -144,6 +148,7 @@ class Runner:
             )
         except OSError as error:
             self._log(f"on-event: {self._command[0]} cannot be started: {error.strerror}")
+            self.last_code = 127
             return
         self._child, self._until = child, time.monotonic() + TIMEOUT_S
         if child.stdin is not None:
@@ -224,20 +229,68 @@ def _available(pipe: Any) -> bytes:
     return found
 
 
+STATE_FILE = "on-event.json"
+"""In the spool root: which command the collector that runs there was given, and how it did."""
+
+
+def write_state(root: Path, said: Mapping[str, Any]) -> None:
+    """Say for others which command is run; what cannot be written is left out."""
+    with contextlib.suppress(OSError):
+        temp = root / f".{STATE_FILE}-{os.getpid()}"
+        temp.write_text(json.dumps({"pid": os.getpid(), **said}), encoding="utf-8")
+        temp.replace(root / STATE_FILE)
+
+
+def command_of(root: Path) -> dict[str, Any] | None:
+    """What the running collector of ``root`` does on events; None where none runs or says it.
+
+    ``command``: its program, None if it was given none; ``on``: for which kinds; ``last_code``:
+    how the last one ended (-1: ended by us, None: none was started); ``mine``: what this
+    process's own environment holds, which the collector of another job has not seen.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        said: dict[str, Any] = json.loads((root / STATE_FILE).read_text(encoding="utf-8"))
+        words = _bytes_of(f"/proc/{int(said['pid'])}/cmdline").split(b"\0")
+        if b"badput.collector" not in words:
+            return None
+        code = said.get("last_code")
+        return {
+            "command": None if said.get("command") is None else str(said["command"]),
+            "on": list(map(str, said.get("on") or [])),
+            "last_code": code if isinstance(code, int) else None,
+            "mine": os.environ.get("BADPUT_ON_EVENT") or None,
+        }
+    return None
+
+
+def _bytes_of(path: str) -> bytes:
+    with open(path, "rb") as handle:
+        return handle.read()
+
+
 class OnEvents:
     """The duty: runs BADPUT_ON_EVENT for events of the ranks of this node."""
 
     name = "on-event"
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, root: Path, log: Callable[[str], None]) -> None:
         """Raises ValueError where the environment makes no sense."""
         wanted = Wanted.parse(os.environ.get("BADPUT_ON") or ",".join(KINDS))
+        self._root = root
+        self._told: int | None = None
         self._runner = Runner(parse_command(os.environ["BADPUT_ON_EVENT"]), wanted, log)
         self._log = log
         self._read: dict[str, tuple[Tended, int]] = {}
         self._ranks: dict[tuple[str, int | None], int] = {}
         self._asked: dict[str, float] = {}
         self._asking: dict[str, Goodput] = {}
+        self._tell()
+
+    def _tell(self) -> None:
+        self._told, wanted = self._runner.last_code, self._runner.wanted
+        kinds = sorted(wanted.kinds) + ([f"goodput<{wanted.goodput}"] if wanted.goodput else [])
+        said = {"command": self._runner.program, "on": kinds, "last_code": self._told}
+        write_state(self._root, said)
 
     def tick(self, tended: Mapping[str, Tended], now: float) -> None:
         """Look for what is new."""
@@ -254,6 +307,8 @@ class OnEvents:
         if self._runner.wanted.goodput is not None:
             self._goodput({t.drain.run for t in tended.values()}, now)
         self._runner.poll()
+        if self._runner.last_code != self._told:
+            self._tell()
 
     def close(self) -> None:
         """See through what waits."""

@@ -16,6 +16,8 @@ from badput.parts import list_parts, part_rows
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from badput.live import Live
+
 STEP_PARTS, STEP_ROWS = 3000, 400_000
 """Parts and rows of steps that are read the first time, newest parts first."""
 KEPT, NOW = 200, 20
@@ -82,6 +84,17 @@ class Seen:
             steps = self.steps.setdefault(row["process_id"], Steps())
             step = row["step"] or 0
             steps.add(row["seq"], step, row["n_steps"] or 1, row["start_ns"], row["dur_ns"])
+
+    def take(self, here: Live) -> None:
+        """Take in what a spool on this node holds beyond the parts; in Parquet it is the same."""
+        for row in here.rows.get("events", []):
+            self.events[row["process_id"], row["seq"]] = row
+        for row in here.rows.get("checkpoints", []):
+            self.checkpoints[row["process_id"], row["seq"]] = row
+        if here.steps:
+            steps = self.steps.setdefault(here.process_id, Steps())
+            for seq, step, start, end in here.steps:
+                steps.add(seq, step, 1, start, end - start)
 
     def _rows(
         self, table: str, columns: list[str] | None = None, parts: int = 0, limit: int = 0

@@ -33,6 +33,7 @@ def standing(run: str, seen: Seen, lives: Sequence[Live], events: int) -> dict[s
     ranks = _ranks(seen, mine, now)
     counts = {state: sum(r["state"] == state for r in ranks) for state in ORDER}
     world = max((r.pop("world_size") or 0 for r in ranks), default=0)
+    begin = min((r["init_ns"] for r in _processes(seen, mine)), default=None)
     steps = [r["step"] for r in ranks if r["step"] is not None]
     times = [(r["median_s"], r["rank"]) for r in ranks if r["median_s"] is not None]
     usual = median(t for t, _ in times) if times else None
@@ -46,7 +47,7 @@ def standing(run: str, seen: Seen, lives: Sequence[Live], events: int) -> dict[s
         "time_ns": now,
         "state": _state(counts, seen),
         "launcher": None if ranks else _launcher(seen),
-        "source": "spools" if mine else "parts",
+        "source": _source(lives),
         "newest_part_age_s": _age(now, seen.newest_ns or None),
         "world_size": max(world, len(ranks)) or None,
         "ranks": counts,
@@ -60,11 +61,18 @@ def standing(run: str, seen: Seen, lives: Sequence[Live], events: int) -> dict[s
         "slowest": None if slowest is None or usual is None or slowest[0] < _FAST * usual
         else {"rank": slowest[1], "median_s": slowest[0]},
         "restarts": _restarts(seen, mine),
-        "checkpoint": _checkpoint(seen, ranks, now, max(steps, default=0)),
+        "checkpoint": _checkpoint(seen, ranks, now, max(steps, default=0), begin),
         "events": _events(seen, events),
         "worst": sorted(ranks, key=_badness),
         "unreadable_parts": seen.unreadable,
     }  # fmt: skip
+
+
+def _source(lives: Sequence[Live]) -> str:
+    """spools of this node, copies that threads put into the run folder, else parts."""
+    if not lives:
+        return "parts"
+    return "copies" if all(x.copy for x in lives) else "spools"
 
 
 def _middle(values: Any) -> float | None:
@@ -112,7 +120,7 @@ def _launcher(seen: Seen) -> dict[str, Any] | None:
 # -- ranks ----------------------------------------------------------------------------------
 def _ranks(seen: Seen, mine: dict[int, Live], now: int) -> list[dict[str, Any]]:
     """The newest process of each rank, without those of earlier sessions."""
-    ends = {e["process_id"]: e for e in seen.of_kind("end")}
+    ends = _ends(seen)
     newest: dict[int, dict[str, Any]] = {}
     for row in _processes(seen, mine):
         have = newest.get(row["rank"])
@@ -124,6 +132,19 @@ def _ranks(seen: Seen, mine: dict[int, Live], now: int) -> list[dict[str, Any]]:
         for row in newest.values()
         if (end := ends.get(row["process_id"])) is None or end["time_ns"] >= begin
     ]
+
+
+def _ends(seen: Seen) -> dict[int, dict[str, Any]]:
+    """The end of each process; of several, of a copy and its spool, the one that says most."""
+    found: dict[int, tuple[int, dict[str, Any]]] = {}
+    for end in seen.of_kind("end"):
+        said = seen.attrs(end)
+        worth = 3 if said.get("exit_code") is not None else 2 if said.get("signal") else 1
+        worth = 0 if worth == 1 and said.get("reason") in (None, "unknown") else worth
+        have = found.get(end["process_id"])
+        if have is None or worth >= have[0]:
+            found[end["process_id"]] = worth, end
+    return {process: end for process, (_, end) in found.items()}
 
 
 def _processes(seen: Seen, mine: dict[int, Live]) -> list[dict[str, Any]]:
@@ -172,10 +193,21 @@ def _rank(
         if not here.alive:
             found["step"] = _finished(steps, here)
             found["state"] = "done" if here.closed else "dead"
-            found["why"] = None if here.closed else "its collector has not told yet how it ended"
+            waits = "its spool is not collected yet: badput collect RUN" if here.copy else (
+                "its collector has not told yet how it ended")  # fmt: skip
+            found["why"] = None if here.closed else waits
     else:
         found |= _far(seen, row, steps.end_ns if steps else row["init_ns"], now, found)
+    if found["state"] == "dead" and _completed(seen, end):
+        found["state"], found["why"] = "done", "training said that it was complete, then this ended"
     return found
+
+
+def _completed(seen: Seen, end: dict[str, Any] | None) -> bool:
+    """Did training say that it was complete, and does nothing say that this rank failed?"""
+    said = {} if end is None else seen.attrs(end)
+    failed = said.get("signal") or said.get("exit_code") or said.get("reason") == "exception"
+    return bool(seen.of_kind("complete")) and not failed
 
 
 def _finished(steps: Steps | None, here: Live | None) -> int | None:
@@ -217,9 +249,13 @@ def _far(
 
 # -- checkpoints and events -----------------------------------------------------------------
 def _checkpoint(
-    seen: Seen, ranks: list[dict[str, Any]], now: int, step: int
+    seen: Seen, ranks: list[dict[str, Any]], now: int, step: int, begin: int | None
 ) -> dict[str, Any] | None:
-    """The newest step that every rank which saves has made durable, and what came after it."""
+    """The newest step that every rank which saves has made durable, and what came after it.
+
+    ``at_risk_s``: seconds of work since the last durable checkpoint that would be lost if the run
+    died now; None, with ``at_risk_why``, where that is not known.
+    """
     savers: dict[int, set[int]] = {}
     durable: dict[int, int] = {}
     for row in seen.checkpoints.values():
@@ -234,27 +270,30 @@ def _checkpoint(
     alive = {r["rank"] for r in ranks}
     over = bool(ranks) and all(r["state"] == "done" for r in ranks)
     good = [s for s, have in savers.items() if have and have >= (everyone & alive)]
-    if not good:
-        if not step:
-            return None
-        return {
-            "step": None,
-            "age_s": None,
-            "at_risk_steps": 0 if over else step,
-            "at_risk_s": None,
-        }
-    last = max(good)
+    if not good and not step:
+        return None
+    last = max(good) if good else None
+    then = durable[last] if last is not None else None
+    found: dict[str, Any] = {"step": last, "age_s": _age(now, then), "at_risk_why": None}
     if over:  # what comes after a save is lost or kept by now: nothing can still be lost
-        return {"step": last, "age_s": _age(now, durable[last]),
-                "at_risk_steps": 0, "at_risk_s": 0.0}  # fmt: skip
+        return {**found, "at_risk_steps": 0, "at_risk_s": 0.0}
+    since = then
+    since = begin if since is None else since  # nothing is durable: all since the start
+    if since is None:
+        found["at_risk_why"] = "when the run began is not known"
+    # Work ends with the last finished step where nothing runs: standing still is no work.
     until = now
-    if all(r["state"] != "running" for r in ranks):  # what was done until the last step ended
-        until -= int(min((r["last_step_age_s"] or 0 for r in ranks), default=0) * 1e9)
+    if all(r["state"] != "running" for r in ranks):
+        ages = [r["last_step_age_s"] for r in ranks if r["last_step_age_s"] is not None]
+        if not ages:
+            why = "when the last step ended is not known"
+            return {**found, "at_risk_steps": max(0, step - (last or 0)), "at_risk_s": None,
+                    "at_risk_why": why}  # fmt: skip
+        until -= int(min(ages) * 1e9)
     return {
-        "step": last,
-        "age_s": _age(now, durable[last]),
-        "at_risk_steps": max(0, step - last),
-        "at_risk_s": _age(until, durable[last]),
+        **found,
+        "at_risk_steps": max(0, step - (last or 0)),
+        "at_risk_s": None if since is None else max(0, until - since) / 1e9,
     }
 
 

@@ -11,7 +11,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from badput.on_event import KINDS, Goodput, Runner, Wanted, kind_of, low, parse_command
+from badput.on_event import (
+    KINDS,
+    Goodput,
+    Runner,
+    Wanted,
+    command_of,
+    kind_of,
+    low,
+    parse_command,
+)
 from badput.parts import is_run
 from badput.spool import default_root
 
@@ -126,20 +135,26 @@ class Board:
 
     def look(self) -> None:
         """Read everything anew. Raises ValueError with a sentence if there is no run."""
+        from badput.copying import FOLDER
         from badput.live import live
         from badput.seen import Seen
         from badput.standing import standing
 
         lives = live(self.root)
+        on_event = command_of(self.root)
         found = _runs(self.folder, lives)
         self.runs = {}
         for run in found:
             seen = self._seen.setdefault(run, Seen(Path(run)))
             seen.refresh()
-            mine = [x for x in lives if x.run == run] + live(Path(run) / "spools")
+            # A copy in the run folder is older than the spool: where both are here, that counts.
+            mine = live(Path(run) / FOLDER) + [x for x in lives if x.run == run]
+            for one in mine:
+                seen.take(one)
             now = standing(run, seen, mine, self.args.events)
             self._ask(run)
             now["goodput"] = self._goodput.get(run)
+            now["on_event"] = on_event
             self.runs[run] = now
         bad = [r for r in self.runs.values() if any(r["ranks"][s] for s in _BAD)]
         wrong = any(r["state"] not in ("done", "running") for r in bad)

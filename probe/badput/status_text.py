@@ -34,6 +34,7 @@ def render(run: dict[str, Any]) -> str:
         ("saved", _saved(run)),
         ("behind", _behind(run)),
         ("restarts", str(run["restarts"])),
+        ("on event", _on_event(run.get("on_event"))),
     ]
     lines += [f"  {name:<9}{text}" for name, text in rows if text]
     lines += _table(run)
@@ -65,6 +66,8 @@ def _ranks(run: dict[str, Any]) -> str:
     where = "from the spools of this node"
     if run["source"] == "parts":
         where = f"no spool here; the newest part is {duration(run['newest_part_age_s'])} old"
+    if run["source"] == "copies":
+        where = f"from copies in the run folder; first: badput collect {clean(run['path'])}"
     return f"{', '.join(counts) or 'none'} of {run['world_size'] or 'unknown'} ({where})"
 
 
@@ -86,7 +89,10 @@ def _goodput(found: dict[str, Any] | None) -> str:
     if found is None:
         return ""
     if found["kept_time"] is None:
-        return clean(found["why"] or "unknown")
+        why = str(found["why"] or "nothing says why").removeprefix("badput report: ")
+        if "not collected yet" in why:
+            why = "its spools are not collected yet"
+        return clean(f"not known: {why}")
     text = f"{found['kept_time']:.1%} of the time is kept"
     return text if found["goodput"] is None else f"{text}, {found['goodput']:.1%} is compute"
 
@@ -101,10 +107,30 @@ def _saved(run: dict[str, Any]) -> str:
         later = (run["step"] or 0) - found["step"]
         after = f"; {later} {'step' if later == 1 else 'steps'} came after it" if later > 0 else ""
         return f"step {found['step']}, durable {duration(found['age_s'])} ago{after}"
+    least = duration(found["at_risk_s"])
+    if found["at_risk_s"] is None:
+        least = f"how long is not known ({clean(found['at_risk_why'])})"
     if found["step"] is None:
-        return f"no durable checkpoint; {found['at_risk_steps']} steps are at risk"
-    risk = f"at risk: {found['at_risk_steps']} steps, {duration(found['at_risk_s'])}"
+        return f"no durable checkpoint; {found['at_risk_steps']} steps are at risk, {least}"
+    risk = f"at risk: {found['at_risk_steps']} steps, {least}"
     return f"step {found['step']}, durable {duration(found['age_s'])} ago; {risk}"
+
+
+def _on_event(said: dict[str, Any] | None) -> str:
+    """Which command the collector of this node runs on events; nothing where none runs."""
+    if said is None:
+        return ""
+    if said["command"] is None:
+        text = "no command is set for the collector of this node"
+        if said["mine"] is not None:
+            text += "; this shell has BADPUT_ON_EVENT, but the collector began in another job"
+        return text
+    text = f"{clean(said['command'])} on {clean(', '.join(said['on']))}"
+    if said["last_code"] is None:
+        return text
+    code = said["last_code"]
+    how = "took too long and was ended" if code < 0 else f"ended with code {code}"
+    return f"{text}; the last one {how}"
 
 
 def _behind(run: dict[str, Any]) -> str:

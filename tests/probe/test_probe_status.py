@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from badput.cli import main as badput_main
-from badput.on_event import GOODPUT_STEPS, Runner, Wanted, low, parse_command
+from badput.on_event import GOODPUT_STEPS, Runner, Wanted, command_of, low, parse_command
 from badput.parts import write_rows
+from badput.seen import Seen
+from badput.standing import _checkpoint
 from badput.status_text import duration
 
 BEGIN = """
@@ -364,3 +367,92 @@ def test_durations_read_well():
         parse_command("")
         pytest.fail("an empty command is refused")
     assert os.getpid()
+
+
+def test_what_no_collector_has_drained_yet_is_shown(own_box, capsys, wait_until):
+    """The tail of the spool: step, save and risk are of this instant."""
+    child = own_box.start(BEGIN + WAIT, stdin=-1)
+    wait_until(lambda: len(own_box.rows("steps")) == 40, "steps")
+    own_box.kill_collectors()
+    child.communicate("go\n", timeout=60)
+    more = own_box.start(
+        """
+import badput, os, sys
+badput.init(os.environ["RUN"])
+print("go", flush=True)
+sys.stdin.readline()
+for n in range(101, 201):
+    with badput.step(number=n):
+        pass
+    if n == 190:
+        with badput.span("save", step=190, path="ckpt"):
+            pass
+print("done", flush=True)
+sys.stdin.readline()
+""",
+        stdin=-1,
+        stdout=-1,
+    )
+    assert more.stdout.readline() == "go\n"
+    own_box.kill_collectors()
+    more.stdin.write("go\n")
+    more.stdin.flush()
+    assert more.stdout.readline() == "done\n"
+    drained = [r["step"] for r in own_box.rows("steps")]
+    run = status(own_box, capsys, "--no-goodput")
+    assert 200 not in drained
+    assert (run["step"], run["checkpoint"]["step"]) == (200, 190)
+    assert run["checkpoint"]["at_risk_steps"] == 10
+    assert run["checkpoint"]["at_risk_s"] >= 0
+    assert [r["step"] for r in own_box.rows("steps")] == drained
+    more.communicate("go\n", timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [({"state": "running", "last_step_age_s": 2.0}, 50.0),
+     ({"state": "hung", "last_step_age_s": 20.0}, 30.0),
+     ({"state": "dead", "last_step_age_s": 20.0}, 30.0),
+     ({"state": "dead", "last_step_age_s": None}, None),
+     ({"state": "done", "last_step_age_s": 20.0}, 0.0)],
+)  # fmt: skip
+@pytest.mark.parametrize("saved", [True, False])
+def test_at_risk_means_the_same_in_every_state(rank, expected, saved):
+    now = 1_000_000_000_000
+    seen = Seen(Path("none"))
+    if saved:
+        seen.checkpoints[1, 1] = {
+            "op": "save", "step": 30, "rank": 0, "durable_ns": now - 50_000_000_000,
+        }  # fmt: skip
+    found = _checkpoint(seen, [{"rank": 0, **rank}], now, 40, now - 50_000_000_000)
+    assert found["at_risk_s"] == expected
+    assert (found["at_risk_why"] is None) == (expected is not None)
+    done = rank["state"] == "done"
+    assert found["at_risk_steps"] == (0 if done else 10 if saved else 40)
+
+
+def test_the_collectors_command_and_how_it_ended_are_shown(own_box, capsys, wait_until, tmp_path):
+    command = f"{sys.executable} -c 'raise SystemExit(3)'"
+    child = own_box.start(
+        BEGIN + WAIT, env={"BADPUT_HANG_S": "0.5", "BADPUT_ON_EVENT": command}, stdin=-1
+    )
+    wait_until(lambda: (command_of(own_box.spool) or {}).get("last_code") == 3, "its code")
+    run = status(own_box, capsys, "--no-goodput", code=1)
+    assert run["on_event"]["command"] == sys.executable
+    badput_main(["status", str(own_box.run), "--spool", str(own_box.spool), "--no-goodput"])
+    assert "on failure, hang, restart; the last one ended with code 3" in capsys.readouterr().out
+    child.communicate("go\n", timeout=60)
+
+
+def test_a_collector_without_a_command_says_so_to_a_shell_that_has_one(
+    own_box, capsys, wait_until, monkeypatch
+):
+    child = own_box.start(BEGIN + WAIT, stdin=-1)
+    wait_until(lambda: command_of(own_box.spool) is not None, "the collector's word")
+    monkeypatch.setenv("BADPUT_ON_EVENT", "/bin/page-me")
+    badput_main(["status", str(own_box.run), "--spool", str(own_box.spool), "--no-goodput"])
+    assert "the collector began in another job" in capsys.readouterr().out
+    monkeypatch.setenv("BADPUT_SPOOL", str(own_box.spool))
+    badput_main(["doctor", "--no-self-test"])
+    assert "the collector that runs was started without it" in capsys.readouterr().out
+    child.communicate("go\n", timeout=60)
