@@ -231,10 +231,9 @@ def is_copy(spool: str) -> bool:
 def is_part(spool: str) -> bool:
     """True if it is a copy whose spool, on the node of the ranks, may hold more."""
     try:
-        with open(os.path.join(spool, MARK), encoding="utf-8") as handle:
-            said = json.load(handle)
+        said = json.loads(read_text(os.path.join(spool, MARK)))
         return said.get("to") is None and said.get("whole") is not True
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 

@@ -207,3 +207,50 @@ def test_the_books_say_that_spools_wait(own_box, capsys, command):
     if command == "report":
         said = [n["what"] for n in json.loads(capsys.readouterr().out)["quality"]]
         assert f"1 spools of ranks are not collected yet: badput collect {own_box.run}" in said
+
+
+def test_a_copy_of_a_killed_rank_says_that_its_spool_may_hold_more(own_box, capsys, wait_until):
+    code = """
+import badput, os, signal, sys, time
+badput.init(os.environ["RUN"])
+for _ in range(20):
+    with badput.step():
+        time.sleep(0.01)
+print("ready", flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    env = {"BADPUT_COLLECTOR": "thread"}
+    child = own_box.start(code, env=env, stdin=-1, stdout=-1)
+    assert child.stdout.readline() == "ready\n"
+    copied = own_box.run / "spools"
+    wait_until(lambda: any(copied.glob("?" * 16)), "a copy")
+    child.communicate("go\n", timeout=60)
+    args = ["status", str(own_box.run), "--spool", str(own_box.folder / "none")]
+    badput_main(args)
+    text = capsys.readouterr().out
+    assert "DEAD" in text
+    assert f"from copies in the run folder; first: badput collect {own_box.run}" in text
+    assert "goodput  not known: its spools are not collected yet" in text
+    assert badput_main(["collect", str(own_box.run)]) == 0
+    assert "what it recorded after its last copy is still in the spool" in capsys.readouterr().out
+    (note,) = [n for n in own_box.books()["quality"] if "come from copies" in n["what"]]
+    assert note["what"].startswith("the records of 1 processes that did not close")
+    assert badput_main(["collect", str(own_box.spool)]) == 0  # the node's own
+    assert not [n for n in own_box.books()["quality"] if "come from copies" in n["what"]]
+
+
+def test_a_run_that_said_it_was_complete_is_done_and_has_no_dead(own_box, capsys):
+    code = """
+import badput, os
+badput.init(os.environ["RUN"])
+with badput.step():
+    pass
+badput.event("complete")
+"""
+    own_box.run_child(code, env={"BADPUT_COLLECTOR": "thread"})
+    assert badput_main(["collect", str(own_box.run)]) == 0
+    assert badput_main(["status", str(own_box.run), "--no-goodput"]) == 0
+    text = capsys.readouterr().out
+    assert "DONE" in text
+    assert "1 done of 1" in text
