@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from badput import identity
+from badput import environment, identity
 from badput import layout as lo
 from badput.on_event import command_of
 from badput.parts import read_rows
@@ -41,6 +41,17 @@ for number in range(100):
         pass
 print("done", flush=True)
 time.sleep(600)
+"""
+
+
+_ASK_NVML = """
+import os
+from badput.nvml import NoAnswerError, Nvml, describe_absence
+try:
+    nvml = Nvml()
+    print(f"{len(nvml.devices())} GPUs by {nvml.library}, driver {nvml.driver}")
+except NoAnswerError as error:
+    raise SystemExit(describe_absence(error.reason, os.environ))
 """
 
 
@@ -97,6 +108,8 @@ def _python() -> Iterator[Finding]:
         yield Finding("fail", "python", text, "the probe needs Linux")
     else:
         yield Finding("ok", "python", text)
+    for _, text in environment.problems():
+        yield Finding("warn", "environment", text, "correct or unset it")
     if os.environ.get("BADPUT_DISABLE") == "1":
         yield Finding("warn", "environment", "BADPUT_DISABLE=1: nothing is recorded", "unset it")
 
@@ -275,17 +288,18 @@ def _nvml() -> Iterator[Finding]:
     if len(names) > 1:
         yield Finding("warn", "nvml", f"{' and '.join(names)} are both installed",
                       "pip uninstall pynvml: it hides the vendor's own")  # fmt: skip
-    code = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
+    # In a child: a driver may never answer.
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", _ASK_NVML], capture_output=True, text=True, timeout=30, check=False
     )
     who = ", ".join(names) or "no NVML binding"
+    found = (done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or [""])[-1]
     if done.returncode == 0:
-        yield Finding("ok", "nvml", f"{who}; {done.stdout.strip()} GPUs")
+        yield Finding("ok", "nvml", f"{who}; {found}")
         return
-    last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
     device = Path("/dev/nvidiactl").exists()
-    yield Finding("warn" if device else "ok", "nvml", f"{who}; no GPU telemetry: {last[:160]}",
+    yield Finding("warn" if device else "ok", "nvml",
+                  f"{who}; no GPU telemetry: {found[:160] or 'no answer'}",
                   "see `nvidia-smi`: driver and library must fit" if device else "")  # fmt: skip
 
 

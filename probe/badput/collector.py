@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import shutil
 import sys
@@ -24,6 +25,7 @@ from badput import identity
 from badput.duties import Guarded, duties
 from badput.evidence import Evidence
 from badput.neighbour import settle_down
+from badput.neutral import emit
 from badput.spawn import try_lock
 from badput.spool import SpoolError, open_root
 from badput.worker import Worker
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 TICK_S = 0.2
 """How often the control pages are looked at."""
 FLUSH_S = (1.0, 10.0, 60.0)
-"""Time between two rounds of one spool: short at first, so that short runs show up, then up to
-the second; up to the third for a process that has lived SETTLED_S and records little."""
+"""Time between two rounds of one spool: short at first, then up to the second; up to the third
+for a process that has lived SETTLED_S and records little."""
 SETTLED_S = 600.0
 SLOW_RECORDS = 1000
 """Records of one round below which its file is small."""
@@ -48,6 +50,8 @@ STALE_S = 600.0
 """Age of a half-made spool, which takes milliseconds to make, that nobody finishes any more."""
 RETRY_S = (1.0, 30.0)
 """Pause after a failed round (disk full, run folder gone): doubled up to the second figure."""
+REFUSED_S = (2.0, 600.0)
+"""How long a spool is left alone that cannot be read: doubled up to the second figure."""
 KEEP_S = 3600.0
 """How long to try for a process that has ended; then its spool is left for `badput collect`."""
 HANGS_S = 60.0
@@ -58,7 +62,7 @@ def log(text: str) -> None:
     """One line in the collector's log."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{stamp} collector {os.getpid()}: {text}\n")
+        emit(f"{stamp} collector {os.getpid()}: {text}", sys.stderr)
         sys.stderr.flush()
 
 
@@ -192,8 +196,7 @@ class Tended:
 
 
 def _birth_of(drain: Drain) -> tuple[int, int]:
-    facts = drain.facts
-    return int(facts["process"]["pid"]), int(facts.get("start_ticks", 0))
+    return int(drain.facts["process"]["pid"]), int(drain.facts.get("start_ticks", 0))
 
 
 class Collector:
@@ -205,8 +208,9 @@ class Collector:
         self.seen: set[str] = set()
         """Spools there were at the last look."""
         self._left: dict[tuple[int, int], int] = {}
-        """When a process ended that was seen to the end, by pid and start: see ``_adopt``."""
-        self._refused: set[str] = set()
+        """When a process ended, by pid and start: see ``_adopt``."""
+        self._refused: dict[str, tuple[float, float, str]] = {}
+        """Spools left alone: until when (time.monotonic()), for how long, and why."""
         self._busy: set[str] = set()
         """Spools that `badput collect` drains just now."""
         self._workers: dict[str, Worker] = {}
@@ -225,12 +229,23 @@ class Collector:
             if not self.tended:
                 raise
             return
-        for name in sorted(self.seen - self.tended.keys() - self._refused):
+        for name in self._refused.keys() - self.seen:
+            del self._refused[name]
+        now = time.monotonic()
+        later = {name for name, (until, _, _) in self._refused.items() if now < until}
+        for name in sorted(self.seen - self.tended.keys() - later):
             try:
                 self._adopt(name)
             except Exception as error:  # noqa: BLE001 - one bad spool must not stop the others
-                self._refused.add(name)
-                log(f"{name}: left alone: {error}")
+                self._refuse(name, f"left alone: {error}")
+
+    def _refuse(self, name: str, why: str, pause: float = REFUSED_S[0]) -> None:
+        """Leave a spool alone for a while, longer each time; say why, once."""
+        _, before, said = self._refused.get(name, (0.0, pause / 2, ""))
+        pause = max(pause, min(2 * before, REFUSED_S[1]))
+        self._refused[name] = (time.monotonic() + pause, pause, why)
+        if why != said:
+            log(f"{name}: {why}")
 
     def _adopt(self, name: str) -> None:
         from badput.copying import open_drain
@@ -251,6 +266,8 @@ class Collector:
             drain.close()  # alive in another container: its own collector is better placed
             return
         self._begin_after_exec(drain)
+        if drain.note is not None:
+            log(drain.note)
         self.tended[name] = Tended(drain, watch)
         log(f"{name}: tending pid {process.get('pid')} for {drain.run}")
 
@@ -291,9 +308,8 @@ class Collector:
         if tended.broken:
             return
         if tended.lost(now):
-            log(f"{name}: {tended.drain.run} cannot be written and the process is gone; the spool")
-            log(f"{name}: stays in {self.root} for `badput collect`")
-            self._refused.add(name)
+            text = f"{tended.drain.run} cannot be written and the process is gone; the spool"
+            self._refuse(name, f"{text} stays in {self.root} for `badput collect`", math.inf)
             self._forget(name, tended)
         elif tended.wanted(now):
             run = tended.drain.run
@@ -303,8 +319,7 @@ class Collector:
 
     def _let_go(self, name: str, tended: Tended) -> None:
         if tended.broken:
-            log(f"{name}: given up: {tended.broken}")
-            self._refused.add(name)
+            self._refuse(name, f"given up: {tended.broken}")
         self._forget(name, tended)
 
     def _forget(self, name: str, tended: Tended) -> None:
@@ -361,9 +376,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     settle_down()
     # The program's umask may hide files from their owner; what others may see stays as it says.
     os.umask(os.umask(0o077) & 0o077)
-    try:
+    collector = Collector(root)
+    with contextlib.suppress(FileNotFoundError):  # someone removed the spool root
         sweep(root)
-        collector = Collector(root)
         while True:
             collector.run()
             # A process that begins now still sees the lock held: look once more after letting
@@ -374,10 +389,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             lock = try_lock(root_fd)
             if lock is None:
                 break
-        collector.close()
-        return 0
-    except FileNotFoundError:
-        return 0  # someone removed the spool root
+    collector.close()
+    return 0
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-self-test", action="store_true", help="leave the self test out")
     args = parser.parse_intermixed_args(sys.argv[1:] if argv is None else list(argv))
     from badput.checks import all_checks
+    from badput.neutral import emit
 
     found = list(all_checks(args.run, self_test=not args.no_self_test))
     bad = any(f.level == "fail" for f in found)
@@ -38,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"schema": "badput.doctor/1", "ok": not bad, "checks": rows}, indent=1))
         return int(bad)
     for finding in found:
-        print(f"{finding.level:<5}{finding.name:<16}{finding.text}")
+        emit(f"{finding.level:<5}{finding.name:<16}{finding.text}")
         if finding.todo:
-            print(f"{'':<21}-> {finding.todo}")
+            emit(f"{'':<21}-> {finding.todo}")
     print("recording works here" if not bad else "recording does not work here: see fail above")
     return int(bad)

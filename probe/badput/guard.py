@@ -13,6 +13,8 @@ import sys
 from threading import get_ident
 from typing import cast
 
+from badput.neutral import neutral
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +82,7 @@ def say(kind: str, text: str) -> None:
     if kind in _said:
         return
     _said.add(kind)
+    text = neutral(text)
     try:
         logging = sys.modules.get("logging")
         if logging is not None:

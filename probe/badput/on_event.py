@@ -275,7 +275,11 @@ class OnEvents:
 
     def __init__(self, root: Path, log: Callable[[str], None]) -> None:
         """Raises ValueError where the environment makes no sense."""
-        wanted = Wanted.parse(os.environ.get("BADPUT_ON") or ",".join(KINDS))
+        on = os.environ.get("BADPUT_ON") or ",".join(KINDS)
+        try:
+            wanted = Wanted.parse(on)
+        except ValueError as error:
+            raise ValueError(f"BADPUT_ON={on[:80]!r} makes no sense: {error}") from error
         self._root = root
         self._told: int | None = None
         self._runner = Runner(parse_command(os.environ["BADPUT_ON_EVENT"]), wanted, log)

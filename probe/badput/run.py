@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import badput
 from badput import auto, identity, relay
+from badput.neutral import emit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,16 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = shutil.which(command[0])
     if path is None:
         code, sentence = _not_runnable(command[0])
-        print(f"badput run: {sentence}", file=sys.stderr)
+        emit(f"badput run: {sentence}", sys.stderr)
         return code
     if os.environ.get("BADPUT_DISABLE") == "1":
         return _only_run(path, command)
     folder = args.output or os.environ.get("BADPUT_DIR")
     if not folder:
         folder = str(Path("runs") / (args.name or _new_name(command)))
-        print(f"badput run: the run folder is {folder}", file=sys.stderr)
+        emit(f"badput run: the run folder is {folder}", sys.stderr)
     if problem := _folder_problem(folder):
-        print(f"badput run: {problem}", file=sys.stderr)
+        emit(f"badput run: {problem}", sys.stderr)
         return 2
     return _run(path, command, os.path.abspath(folder), args)  # noqa: PTH100 - keeps links
 
@@ -93,7 +94,7 @@ def _run(path: str, command: list[str], folder: str, args: argparse.Namespace) -
         except OSError as error:
             if told:
                 raise
-            print(f"badput run: {path} cannot be run: {error.strerror}", file=sys.stderr)
+            emit(f"badput run: {path} cannot be run: {error.strerror}", sys.stderr)
             return 127 if isinstance(error, FileNotFoundError) else 126
         by_signal = os.WIFSIGNALED(status)
         badput.event(
@@ -138,7 +139,7 @@ def _only_run(path: str, command: list[str]) -> int:
     try:
         os.execv(path, command)  # noqa: S606 - what the user asked for
     except OSError as error:
-        print(f"badput run: {path} cannot be run: {error.strerror}", file=sys.stderr)
+        emit(f"badput run: {path} cannot be run: {error.strerror}", sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import cast
 
-from badput import __version__, clock, copying, guard, hooks, identity, stacks
+from badput import __version__, clock, copying, environment, guard, hooks, identity, stacks
 from badput.hooks.frameworks import as_json
 from badput.recorder import Recorder
 from badput.spawn import ensure_collector
@@ -36,6 +36,7 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
     run = os.fspath(path) if path is not None else os.environ.get("BADPUT_DIR")
     if not run or _main_module_of_spawned_child():
         return None
+    environment.check()
     role = given["role"]
     if role not in _ROLES:
         guard.say("role", f"init(role={role!r}) is not one of {', '.join(_ROLES)}; rank is assumed")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from badput.neutral import emit, fit
 from badput.on_event import (
     KINDS,
     Goodput,
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         board = Board(Path(args.dir), Path(args.spool or default_root()), args)
         board.look()
     except ValueError as problem:
-        print(f"badput status: {problem}", file=sys.stderr)
+        emit(f"badput status: {problem}", sys.stderr)
         return 2
     if args.watch is None:
         board.wait_for_goodput()
@@ -114,7 +115,7 @@ def _runner(args: argparse.Namespace) -> Runner | None:
         raise ValueError("--on-event needs --watch; for unattended runs set BADPUT_ON_EVENT")
 
     def log(text: str) -> None:
-        print(f"badput status: {text}", file=sys.stderr)
+        emit(f"badput status: {text}", sys.stderr)
 
     return Runner(parse_command(args.on_event), Wanted.parse(args.on), log)
 
@@ -213,7 +214,7 @@ class Board:
 
         if self.args.watch is not None and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
-        print("\n".join(render(run) for run in runs), end="", flush=True)
+        print(fit("\n".join(render(run) for run in runs), sys.stdout), end="", flush=True)
 
 
 def _failed(run: dict[str, Any]) -> bool:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-
-def clean(value: object) -> str:
-    """Text of a run for a terminal: nothing in it can move the cursor or turn a line around."""
-    return "".join(c if c.isprintable() else "?" for c in str(value))
+from badput.neutral import neutral as clean
 
 
 def duration(seconds: float | None) -> str:

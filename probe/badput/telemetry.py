@@ -7,7 +7,6 @@ thread only hands over. Nothing here runs in a training process.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from badput import clock, identity
+from badput.environment import MOST_S, SCOPES, sample_s
 from badput.host import Host
 from badput.telemetry_gpu import Gpus
 from badput.telemetry_ranks import Ranks
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 INTERVAL_S = 5.0
 LEAST_S = 0.05
 """Sampling more often than this measures itself."""
-SCOPES = ("visible", "own", "all")
-"""BADPUT_GPUS: GPUs that the ranks of a run see, that they compute on, or all of the node."""
-
 T = TypeVar("T")
 
 
@@ -40,12 +37,12 @@ def interval(log: Callable[[str], None]) -> float:
     given = os.environ.get("BADPUT_SAMPLE_S", "").strip()
     if not given:
         return INTERVAL_S
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        log(f"BADPUT_SAMPLE_S={given!r} is no number of seconds from 0 up; {INTERVAL_S:g} is used")
+    seconds = sample_s(given)
+    if seconds is None:
+        log(
+            f"BADPUT_SAMPLE_S={given[:80]!r} is no number of seconds from 0 to {MOST_S:.0f}; "
+            f"{INTERVAL_S:g} is used"
+        )
         return INTERVAL_S
     return max(seconds, LEAST_S) if seconds else 0.0
 
@@ -54,7 +51,7 @@ def scope(log: Callable[[str], None]) -> str:
     """Which GPUs a run's samples are of, as BADPUT_GPUS says."""
     given = os.environ.get("BADPUT_GPUS", "").strip().lower()
     if given and given not in SCOPES:
-        log(f"BADPUT_GPUS={given!r} is none of {', '.join(SCOPES)}; {SCOPES[0]} is used")
+        log(f"BADPUT_GPUS={given[:80]!r} is none of {', '.join(SCOPES)}; {SCOPES[0]} is used")
     return given if given in SCOPES else SCOPES[0]
 
 

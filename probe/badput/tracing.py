@@ -71,6 +71,18 @@ class Tracer:
 
 def from_environment(recorder: Recorder, text: str) -> None:
     """Open the window that BADPUT_TRACE describes, or say why not."""
+    given = _read(text)
+    if given is None:
+        say(
+            "trace",
+            f"{_VARIABLE}={text[:60]!r} is none of START:COUNT, steps=N and every=K,steps=N with "
+            f"whole numbers below 2**47, K above 0; nothing is traced",
+        )
+        return
+    window(recorder, given["steps"], given.get("every", 1), given.get("start"))
+
+
+def _read(text: str) -> dict[str, int] | None:
     given: dict[str, int] = {}
     try:
         if ":" in text:
@@ -80,17 +92,11 @@ def from_environment(recorder: Recorder, text: str) -> None:
             for part in text.split(","):
                 key, number = part.split("=")
                 given[key.strip()] = int(number)
-        _ = given["steps"]
-    except (ValueError, KeyError):
-        given = {"unknown": 0}
-    if not given.keys() <= {"start", "steps", "every"} or min(given.values()) < 0:
-        say(
-            "trace",
-            f"{_VARIABLE}={text[:60]!r} is none of START:COUNT, steps=N and every=K,steps=N; "
-            "nothing is traced",
-        )
-        return
-    window(recorder, given["steps"], given.get("every", 1), given.get("start"))
+    except ValueError:
+        return None
+    known = "steps" in given and given.keys() <= {"start", "steps", "every"}
+    sound = all(0 <= n < MAX_STEP for n in given.values()) and given.get("every", 1) > 0
+    return given if known and sound else None
 
 
 def window(recorder: Recorder, steps: object, every: object = 1, start: object = None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 
 import pytest
 
+from badput import collector
 from badput import layout as lo
 from badput.collect import main as collect
 from badput.drain import Drain
@@ -272,3 +274,43 @@ badput.close(timeout=5)
     assert any(n.startswith("compact-") for n in names)
     assert len(names) < 12
     assert sum(e["attrs"]["records"] for e in own_box.events("end")) == 61
+
+
+def test_a_spool_that_could_not_be_read_is_tried_again(own_box, wait_until, capsys):
+    own_box.run_child(TRAIN.replace("badput.init", "s.ensure_collector = lambda r: 0\nbadput.init")
+                      .replace("time\n", "time\nfrom badput import session as s\n")
+                      .replace("badput.close(timeout=5)", "os._exit(0)"), input="go\n")  # fmt: skip
+    (path,) = own_box.spools()
+    (path / "facts.json").rename(path / "away")
+    made = collector.Collector(own_box.spool)
+    for _ in range(3):
+        made.adopt()
+    assert made.tended == {}
+    assert capsys.readouterr().err.count("left alone") == 1
+    (path / "away").rename(path / "facts.json")
+
+    def adopted():
+        made.adopt()
+        return path.name in made.tended
+
+    wait_until(adopted, "the spool to be taken on")
+    made.tended[path.name].close()
+
+
+def test_duties_are_closed_when_the_spool_root_is_removed(tmp_path, monkeypatch):
+    closed = []
+
+    class Duty:
+        name = "one"
+
+        def tick(self, tended, now):
+            shutil.rmtree(root)
+
+        def close(self):
+            closed.append(1)
+
+    root = tmp_path / "root"
+    monkeypatch.setattr(collector, "duties", lambda root, log: [Duty()])
+    monkeypatch.setattr(collector, "settle_down", lambda: None)
+    assert collector.main([str(root)]) == 0
+    assert closed == [1]

@@ -66,7 +66,7 @@ def _read(what: str, given: object, before: frozenset[str]) -> frozenset[str]:
     except TypeError:
         say(f"hooks {what}", f"{what} wants names of hooks and got {type(given).__name__}")
         return before
-    known = [word for word in words if _is_known(what, word.lstrip("+-"))]
+    known = [word for word in words if _is_known(what, word)]
     if words and not known:
         return before
     words = known
@@ -75,7 +75,7 @@ def _read(what: str, given: object, before: frozenset[str]) -> frozenset[str]:
     if not relative and words and words[0][0] == "-":
         chosen = set(before)
     for word in words:
-        name = word.lstrip("+-")
+        name = _name(word)
         names = _GROUPS.get(name, frozenset({name}))
         if word.startswith("-"):
             chosen -= names
@@ -86,15 +86,20 @@ def _read(what: str, given: object, before: frozenset[str]) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def _is_known(what: str, name: str) -> bool:
+def _is_known(what: str, word: str) -> bool:
     """True for a hook or a group of them; else one line to the user."""
-    if name in _GROUPS or name in _HERE:
+    if _name(word) in _GROUPS or _name(word) in _HERE:
         return True
     say(
-        f"hooks {name}",
-        f"{what}: there is no hook {name!r}, it is ignored; there are {', '.join(NAMES)}",
+        f"hooks {word}"[:80],
+        f"{what}: there is no hook {word[:80]!r}, it is ignored; there are {', '.join(NAMES)}, "
+        "and default, all and none, each with + or - before it or without",
     )
     return False
+
+
+def _name(word: str) -> str:
+    return word[1:] if word[:1] in ("+", "-") else word
 
 
 def install(
