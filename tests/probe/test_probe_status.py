@@ -281,7 +281,8 @@ def test_a_command_in_the_environment_that_makes_no_sense_is_said_and_ignored(ow
     env = {"BADPUT_ON_EVENT": "true", "BADPUT_ON": "sunrise"}
     own_box.run_child("import badput, os; badput.init(os.environ['RUN'])", env=env)
     own_box.ends()
-    assert "BADPUT_ON_EVENT is ignored: 'sunrise' is no event" in own_box.log()
+    why = "BADPUT_ON='sunrise' makes no sense: 'sunrise' is no event"
+    assert f"BADPUT_ON_EVENT is ignored: {why}" in own_box.log()
 
 
 def test_a_run_that_has_only_just_begun_has_no_low_goodput():
