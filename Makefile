@@ -67,6 +67,8 @@ benchmarks: $(VENV)/.ready  ## print what recording costs, beside the peers if t
 	$(if $(wildcard $(PEERS)/.ready),$(PEERS),$(VENV))/bin/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/trainer_overhead.py
+	$(BIN)/python benchmarks/disk.py
+	$(BIN)/python benchmarks/parts.py
 
 sample-logs: $(VENV)/.ready  ## make the runs of sample_logs/ again
 	$(BIN)/python sample_logs/make.py

@@ -33,6 +33,7 @@ from pathlib import Path
 from badput_ledger import store
 store.pyarrow(); store.pyarrow("parquet")
 con = store.connect()
+con.execute("SET enable_progress_bar = false")
 begin = time.perf_counter()
 broken = store.load(con, Path(sys.argv[1]))
 query = "SELECT count(*), count(DISTINCT (process_id, seq)), sum(dur_ns) FROM steps"
@@ -68,13 +69,13 @@ def make(run: Path, count: int) -> None:
         os.fsync = fsync
 
 
-def read(run: Path) -> tuple[float, list[str]]:
-    """Seconds for the ledger to load the facts, the median of three, and what it found."""
+def read(run: Path, times: int) -> tuple[float, list[str]]:
+    """Seconds for the ledger to load the facts, a median of some times, and what it found."""
     done = [
         subprocess.run(
             [sys.executable, "-c", READ, str(run)], text=True, capture_output=True, check=True
         ).stdout.split()
-        for _ in range(3)
+        for _ in range(times)
     ]
     return statistics.median(float(words[0]) for words in done), done[0][1:]
 
@@ -107,7 +108,7 @@ def main(argv: list[str]) -> int:
         make(empty, 0)
         make(run, count)
         print(f"load {os.getloadavg()[0]:.1f}")
-        before, found = read(run)
+        before, found = read(run, 1)
         good = found[:2] == [str(count * STEPS)] * 2 and found[-1] == "0"
         print(f"{count:,} parts of {STEPS} steps, read uncompacted: {before:.2f} s; "
               f"{'every row once' if good else f'WRONG: {found}'}")  # fmt: skip
@@ -119,7 +120,7 @@ def main(argv: list[str]) -> int:
               f"{verdict(each <= MS_BAR)}")  # fmt: skip
         print(f"peak memory of the compacting process {peak:.0f} MiB, {floor:.0f} MiB with nothing "
               f"to do; bar {RSS_BAR_MIB}: {verdict(peak <= RSS_BAR_MIB)}")  # fmt: skip
-        after, again = read(run)
+        after, again = read(run, 3)
         same = "the same rows" if again == found else f"WRONG: {again}"
         print(f"read after: {after:.3f} s from {len(list_parts(run, 'steps'))} parts, {same}; "
               f"{before / after:.0f} x faster; bar {SPEED_BAR:.0f}: "

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 
 import pytest
+
+from badput import hooks
 
 pytest.importorskip("torch")
 
@@ -112,7 +115,8 @@ for number, name in enumerate(names):
     badput.close(0)
     called[name] = len(calls)
     cell.cell_contents = original
-print(json.dumps({"found": found, "called": called}))
+modules = {body.__wrapped__.__module__ for body in base.BODIES.values()}
+print(json.dumps({"found": found, "called": called, "modules": sorted(modules)}))
 """
 
 
@@ -127,6 +131,9 @@ def test_a_fault_in_every_hook_body_changes_nothing(box, tmp_path):
     assert child.returncode == 0, err[-4000:]
     told = json.loads(out.splitlines()[-1])
     assert [name for name, count in told["called"].items() if not count] == []
+    # Every module of the package has bodies, and the training above has loaded each of them.
+    names = {m.name for m in pkgutil.iter_modules(hooks.__path__, "badput.hooks.")}
+    assert set(told["modules"]) == {"badput.hooks", *names} - {"badput.hooks.base"}
     plain = told["found"]["plain"]
     assert {name: value for name, value in told["found"].items() if value != plain} == {}
     assert len(box.rows("device_times")) > 0
