@@ -130,25 +130,3 @@ def goodput(leaves: list[LeafSum], total: int) -> dict[str, Any]:
     parts = ("H.productive", "G.recompute", "G.kernel")
     measured = [leaf.id for leaf in leaves if leaf.id[0] == "G" and leaf.ns is not None]
     return {**ratio(leaves, lambda leaf: leaf in parts, total), "measured": measured}
-
-
-def definitions(leaves: list[LeafSum], total: int) -> dict[str, Any]:
-    """Published definitions that follow from these books without a further assumption."""
-    by_id = {leaf.id: leaf.ns or 0 for leaf in leaves}
-    kept = sum(ns for leaf, ns in by_id.items() if leaf[0] in "GH")
-    waiting = by_id["A.queue"] + by_id["A.requeue"]
-    source = "Kokolis et al. 2024, Revisiting Reliability in Large-Scale ML Research Clusters"
-    return {
-        "ETTR with queue wait": {
-            "value": kept / total if total > 0 else None,
-            "formula": "(G + H) / total",
-            "source": source,
-            "note": "productive run time over wall-clock time from submission on",
-        },
-        "ETTR without queue wait": {
-            "value": kept / (total - waiting) if total > waiting else None,
-            "formula": "(G + H) / (total - A.queue - A.requeue)",
-            "source": source,
-            "note": "only time in which the job was scheduled",
-        },
-    }

@@ -111,8 +111,11 @@ def is_currency(text: object) -> bool:
 def choose_price(given: float | Decimal | None, config: dict[str, object], currency: str) -> Price:
     """The caller's price, else the run's; raises BooksError for a bad given one.
 
-    A bad price or currency in the run's configuration counts as unknown.
+    A bad price or currency in the run's configuration counts as unknown. So does every price
+    where a place is a node of unknown GPUs: money per GPU-hour says nothing of it.
     """
+    if config.get("place") == "node":
+        return Price(None, currency, None)
     if given is not None:
         return Price(check_price(given), currency, "given")
     said = config.get("price_per_gpu_hour")

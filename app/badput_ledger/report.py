@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 from badput_ledger.annotations import LEAVES
 from badput_ledger.clock import iso
 from badput_ledger.cost import build_cost, rounded
-from badput_ledger.figures import LeafSum, definitions, goodput, kept_time, leaf_sums
+from badput_ledger.definitions import definitions
+from badput_ledger.figures import LeafSum, goodput, kept_time, leaf_sums
 from badput_ledger.incidents import build_incidents
 from badput_ledger.paths import shown
 from badput_ledger.pipeline import build_pipeline
 from badput_ledger.quality import build_quality
+from badput_ledger.starts import build_starts
 from badput_ledger.verdict import build_verdict
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ def build_report(books: Books) -> dict[str, Any]:
         "checkpoints": _checkpoints(books),
         "incidents": build_incidents(books),
         "annotations": [a.plain() for a in books.facts.said],
-        "definitions": definitions(leaves, total),
+        "starts": build_starts(books),
+        "definitions": definitions(books),
     }
     report["cost"] = build_cost(books, report)
     report["quality"] = build_quality(books, report)
@@ -55,7 +58,10 @@ def build_report(books: Books) -> dict[str, Any]:
 
 
 def units(books: Books) -> str:
-    """What one place is: a GPU, or a rank where ranks have no GPU of their own."""
+    """What one place is: a GPU, a rank where ranks have no GPU of their own, or a node where a
+    log counts nodes and says nothing of their GPUs."""
+    if books.facts.config.get("place") == "node":
+        return "node"
     members = [p for s in books.facts.sessions for p in s.members]
     types = {p.gpu_type for p in members if p.gpu_type}
     if types and types <= {"cpu"}:

@@ -24,6 +24,7 @@ def render(report: dict[str, Any]) -> str:
     lines += ["", *_wrapped(f"run {clean(run['name'])}, source {clean(run['source'])}, "
               f"{run['start']} to {run['end']}")]  # fmt: skip
     lines += _waterfall(report) + _steps(report) + _pipeline(report)
+    lines += _starts(report)
     lines += _sessions(report) + _incidents(report) + _annotations(report) + _quality(report)
     return "\n".join(lines) + "\n"
 
@@ -141,6 +142,20 @@ def _pipeline(report: dict[str, Any]) -> list[str]:
     before = ", before the part that follows a slow stage moves to straggler" if moved else ""
     text = f"bubble    {pipe['actual_bubble']:.1%} of kept steps{before}"
     return _wrapped(f"{text}; the schedule's ideal is {ideal}")
+
+
+def _starts(report: dict[str, Any]) -> list[str]:
+    """Starts that came to nothing, where others saved: elsewhere that says nothing."""
+    saved, begun = report["starts"]["by_outcome"][::-1], report["starts"]["by_outcome"][:2]
+    if not saved[0]["starts"] or not any(o["starts"] for o in begun):
+        return []
+    parts = [f"starts    {saved[0]['starts']} saved a checkpoint"]
+    for group in begun:
+        if group["starts"]:
+            cost = "" if group["cost"] is None else f", {_money(group['cost'], report)}"
+            spent = _time(group["gpu_seconds"], report)
+            parts.append(f"{group['starts']} {group['meaning']} ({spent}{cost})")
+    return _wrapped("; ".join(parts))
 
 
 def _sessions(report: dict[str, Any]) -> list[str]:

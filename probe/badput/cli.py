@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
     "report": ("ledger", "print the books of a run: text, JSON or Markdown"),
     "fsck": ("ledger", "check that the books of a run close to the nanosecond"),
     "sql": ("ledger", "ask the books of a run with one SELECT"),
+    "definitions": ("ledger", "every published goodput, ETTR and MFU from the same books"),
     "compare": ("ledger", "two runs bucket by bucket: what the difference is made of"),
     "gate": ("ledger", "hold a run against bounds, for CI: exit 1 with the sentence that failed"),
     "annotate": ("ledger", "add what only a person knows: stops, spares, held time, rollbacks"),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from badput_ledger.sources import torchtitan
+from badput_ledger.sources import google_resiliency, torchtitan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,5 +38,8 @@ class Format(Protocol):
         ...
 
 
-FORMATS: dict[str, Format] = {"torchtitan": torchtitan}
+FORMATS: dict[str, Format] = {
+    "torchtitan": torchtitan,
+    "google-resiliency": google_resiliency,
+}
 """Every format by the name that ``--format`` takes."""

@@ -25,6 +25,8 @@ MOST_ATTEMPTS = 100_000
 """More starts than this in one log are no training: a bound on memory."""
 MOST_RUNS = 10_000
 MOST_GPUS = 1 << 18
+LONGEST_STEP = 1e6
+"""Seconds; a longer step time is a slip of the hand."""
 LARGEST = 1 << 53
 """Numbers from a log are below this, or they are damage."""
 
@@ -70,6 +72,8 @@ class Options:
     tokens_per_step: int | None = None
     price: float | None = None
     name: str | None = None
+    step_time: float | None = None
+    """Seconds of a step without any disturbance, where a definition needs a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,10 @@ class Run:
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     home: str | None = None
     notes: list[str] = field(default_factory=list[str])
+    places: int | None = None
+    """Requested places, where the log shows more than any attempt filled."""
+    submitted: int | None = None
+    """When it was asked for, where the log says so."""
     others: list[Lives] = field(default_factory=list["Lives"])
     """When the runs of each of its logs, this one and others, were running."""
 

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from badput_ledger.sources import FORMATS
-from badput_ledger.sources.attempts import LARGEST, MOST_GPUS, BadLogError, Options, Unread, reason
+from badput_ledger.sources.attempts import (
+    LARGEST,
+    LONGEST_STEP,
+    MOST_GPUS,
+    BadLogError,
+    Options,
+    Unread,
+    reason,
+)
 from badput_ledger.sources.facts import Written, write_run
 from badput_ledger.sources.inputs import find_logs, out_folder
 from badput_ledger.sources.text import TextLog, excerpt
@@ -69,7 +77,7 @@ def _import(args: argparse.Namespace, result: _Result, progress: _Progress) -> N
         progress.watch(logs)
     name = None if args.name is None else excerpt(args.name, 200)
     gpu_type = None if args.gpu_type is None else excerpt(args.gpu_type, 100)
-    options = Options(args.gpus, gpu_type, args.tokens_per_step, args.price, name)
+    options = Options(args.gpus, gpu_type, args.tokens_per_step, args.price, name, args.step_time)
     for form, group in _by_format(logs).items():
         try:
             parsed = FORMATS[form].parse(group, options)
@@ -106,6 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokens-per-step", type=_count, metavar="N", help="tokens of a step over all GPUs"
     )
+    parser.add_argument(
+        "--step-time",
+        type=_seconds,
+        metavar="S",
+        help="seconds of an undisturbed step, for definitions that need a reference",
+    )
     parser.add_argument("--price", type=_price, metavar="X", help="price of a GPU-hour")
     parser.add_argument("--name", metavar="N", help="name of the run")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
@@ -136,6 +150,18 @@ def _price(text: str) -> float:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
         raise argparse.ArgumentTypeError(f"{text!r} is no price; give a number such as 2.5")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < LONGEST_STEP:
+        raise argparse.ArgumentTypeError(
+            f"{excerpt(text, 40)!r} is no time of a step; give seconds such as 8 or 0.25"
+        )
     return value
 
 

@@ -110,6 +110,8 @@ def _worlds(run: Run, options: Options) -> tuple[int, list[str]]:
     """Give every attempt a world size and GPU type; returns the largest and what was assumed."""
     notes: list[str] = []
     sizes = [a.world_size for a in run.attempts if a.world_size]
+    if run.places:
+        sizes.append(run.places)
     known = max(sizes, default=None)
     if known is None:
         known = options.gpus
@@ -196,7 +198,7 @@ def _run_row(
             if key != "wrapper_last_step":
                 config.setdefault(key, value)
     config |= {
-        "gpus": max(a.world_size or 1 for a in run.attempts),
+        "gpus": max([run.places or 1, *(a.world_size or 1 for a in run.attempts)]),
         "gpu_type": next((a.gpu_type for a in run.attempts if a.gpu_type), None),
         "folder": run.home,
         "files": sorted({m.file for a in run.attempts for _, _, m in a.evidence}),
@@ -207,6 +209,8 @@ def _run_row(
         "clock": "the log's own clock, shown as UTC",
         "notes": notes,
     }
+    if options.step_time is not None:
+        config["step_time_s"] = options.step_time
     if options.price is not None:
         config["price_per_gpu_hour"] = options.price
     return {

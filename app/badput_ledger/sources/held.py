@@ -24,19 +24,22 @@ def allocations(run: Run) -> Iterator[Row]:
         if not jobs or jobs[-1][0] is not attempt.job:
             jobs.append((attempt.job, []))
         jobs[-1][1].append(attempt)
-    if len(jobs) == 1 and not jobs[0][0].dated:
+    if len(jobs) == 1 and not jobs[0][0].dated and run.places is None:
         return
     intervals: list[tuple[int, int, str, str]] = []
+    if run.submitted is not None and run.submitted < run.attempts[0].start:
+        why = "asked for, and not yet started"
+        intervals.append((run.submitted, run.attempts[0].start, "unknown", why))
     for job, attempts in jobs:
         start = min(job.start, attempts[0].start)
         last = max(a.last for a in attempts)
         end = max(last, job.end) if job.end is not None else last
-        if intervals and start > intervals[-1][1]:
+        if intervals and start > intervals[-1][1] and attempts[0] is not run.attempts[0]:
             intervals.append(_between(run, intervals[-1][1], start))
         elif intervals:
             start = intervals[-1][1]  # the next job began before the last one's end was seen
         intervals.append((start, max(start, end), "yes", _why(job)))
-    slots = max(a.world_size or 1 for a in run.attempts)
+    slots = max([run.places or 1, *(a.world_size or 1 for a in run.attempts)])
     for slot in range(slots):
         for start, end, held, why in intervals:
             yield {"slot": slot, "start_ns": start, "end_ns": end, "held": held, "evidence": why}

@@ -19,11 +19,27 @@ WITH segment_doubts AS (
          (VALUES ('D.recomputed'), ('D.tail')) v(leaf)
     WHERE g.leaf IN ('D.partial', 'B.hang') AND e.log_interval > 1 AND g.stop_ns > g.start_ns
     UNION ALL
+    -- a start that never trained may have hung, or been dead before that was seen
+    SELECT g.session, g.rank, v.leaf, CASE WHEN v.leaf = 'C.model' THEN g.stop_ns - g.start_ns ELSE 0 END,
+           CASE WHEN v.leaf = 'C.model' THEN 0 ELSE g.stop_ns - g.start_ns END, 'start that never trained'
+    FROM tail_segments g JOIN ends e USING (session, rank),
+         (VALUES ('C.model'), ('C.data'), ('C.load'), ('C.rendezvous'), ('B.hang'), ('B.teardown')) v(leaf)
+    WHERE g.leaf = 'C.model' AND NOT e.completed AND g.stop_ns > g.start_ns
+    UNION ALL
+    -- an end that only the next start shows: the next launch may have begun before its first sign
+    SELECT g.session, g.rank, 'C.launch', 0, g.stop_ns - g.start_ns, 'end seen by the next start'
+    FROM rank_segments g JOIN sessions s USING (session) JOIN sessions n ON n.ord = s.ord + 1
+    WHERE n.start_ns = s.end_ns AND NOT s.completed
+      AND (g.kind = 'end' OR g.leaf = 'D.partial') AND g.stop_ns > g.start_ns
+    UNION ALL
     -- spans whose end was never seen
     SELECT g.session, g.rank, v.leaf, CASE WHEN v.leaf = g.leaf THEN g.stop_ns - g.start_ns ELSE 0 END,
            CASE WHEN v.leaf = g.leaf THEN 0 ELSE g.stop_ns - g.start_ns END, 'span without an end'
     FROM rank_segments g JOIN span_rows p USING (process_id, seq),
-         (SELECT unnest([g.leaf, 'U.unaccounted', 'G.host', 'G.data', 'B.teardown', 'B.hang', 'D.partial', 'C.model']) AS leaf) v
+         (SELECT unnest(CASE g.leaf
+              -- steps that nothing was saved of: lost, whatever they were
+              WHEN 'D.partial' THEN ['D.partial', 'D.recomputed', 'C.warmup', 'U.unaccounted', 'B.teardown', 'B.hang']
+              ELSE [g.leaf, 'U.unaccounted', 'G.host', 'G.data', 'B.teardown', 'B.hang', 'D.partial', 'C.model'] END) AS leaf) v
     WHERE g.kind = 'span' AND p.open_end
 ),
 ranked AS (
