@@ -236,7 +236,8 @@ def open_books(
         path=folder,
         con=con,
         facts=facts,
-        price=table or choose_price(price, facts.config, currency),
+        price=(table if facts.config.get("place") != "node" else None)
+        or choose_price(price, facts.config, currency),
         tariff=tariff,
         broken=broken,
         spill=spill,
