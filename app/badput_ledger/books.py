@@ -92,6 +92,10 @@ class Books:
         """Answer of one of our own queries over the views, as dicts."""
         return store.rows(self._con.cursor(), query, values)
 
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """A cursor for one of our own queries with more rows than fit in a list."""
+        return self._con.cursor()
+
     def report(self) -> dict[str, Any]:
         """The report as docs/ledger.md describes it: plain values, ready for JSON."""
         from badput_ledger.report import build_report

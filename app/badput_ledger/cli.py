@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _REPORT_EXAMPLES = """\
 examples:
   badput report RUN --price 2.50
-  badput report RUN --format md | gh issue comment 12 -F -"""
+  badput report RUN --format md | gh issue comment 12 -F -
+  badput report RUN --format html -o report.html        (opens with the network off)
+  badput report RUN --format perfetto -o trace.json     (opens in ui.perfetto.dev)"""
 _SQL_EXAMPLES = """\
 examples:
   badput sql RUN "SELECT leaf, ns / 1e9 AS seconds FROM leaves ORDER BY ns DESC"
@@ -50,7 +52,7 @@ def report_main(argv: Sequence[str]) -> int:
 
     def work() -> int:
         price = None if args.price is None else parse_price(args.price)
-        write = writer("json" if args.json else args.format)
+        write = writer("json" if args.json else args.format, args.output)
         with open_books(
             args.run, price=price, currency=args.currency, gaps=args.gaps, tariff=tariff_of(args)
         ) as books:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -37,16 +38,43 @@ def _markdown(books: Books, file: IO[str]) -> None:
     file.write(render(books.report()))
 
 
+def _perfetto(books: Books, file: IO[str]) -> None:
+    from badput_ledger.perfetto import write_trace
+
+    write_trace(books, file)
+
+
+def _html(books: Books, file: IO[str]) -> None:
+    # Named, not imported: no import chain leads from the books to the charts.
+    file.write(import_module(_HTML).render(books.report(), books.timeline()))
+
+
+_HTML = "badput_app.report_html"
 FORMATS: dict[str, Writer] = {
     "text": _text,
     "json": _json,
     "md": _markdown,
+    "html": _html,
+    "perfetto": _perfetto,
 }
 """Name and writer of each format."""
 
 
-def writer(name: str) -> Writer:
-    """The writer of a format."""
+_FOR_FILES = ("html", "perfetto")
+
+
+def writer(name: str, path: str | None) -> Writer:
+    """The writer of a format. Raises BooksError if it lacks a package, or would fill a terminal."""
+    if name in _FOR_FILES and path is None and sys.stdout.isatty():
+        raise BooksError(f"--format {name} is for a file, not for a terminal; add -o FILE.")
+    if name == "html":
+        try:
+            import_module(_HTML)
+        except ModuleNotFoundError as error:
+            raise BooksError(
+                f"--format html needs the package {error.name!r}; "
+                "install it with: pip install 'badput[app]'"
+            ) from None
     return FORMATS[name]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[str | None, str]] = {
     "demo": ("app", "open the app on the sample runs of this checkout"),
     "serve": ("app", "open the app on a folder of runs"),
-    "report": ("ledger", "print the books of a run: text, JSON or Markdown"),
+    "report": ("ledger", "print the books of a run: text, JSON, Markdown, HTML or a trace"),
     "fsck": ("ledger", "check that the books of a run close to the nanosecond"),
     "sql": ("ledger", "ask the books of a run with one SELECT"),
     "definitions": ("ledger", "every published goodput, ETTR and MFU from the same books"),
