@@ -224,7 +224,7 @@ def _leaves(report: Mapping[str, Any]) -> str:
     for leaf, row in report["leaves"].items():
         known = row["gpu_seconds"]
         if known is None:
-            rest: list[object] = [fmt.UNKNOWN] * 5 + [row.get("reason") or ""]
+            rest = [fmt.UNKNOWN] * 5 + [str(row.get("reason") or "")]
         elif not known:
             continue
         else:

@@ -12,7 +12,6 @@ from badput_ledger.errors import BooksError
 from badput_ledger.gate import GATES, Bound, judge, leaf_gate, parse_bound, parse_measured
 from badput_ledger.price import parse_price
 from badput_ledger.price_options import add_arguments, tariff_of
-from badput_ledger.price_options import add_arguments, tariff_of
 
 if TYPE_CHECKING:
     import argparse
@@ -94,7 +93,6 @@ def _parser() -> Parser:
     parser.add_argument("--price", metavar="X", help="money per GPU-hour, such as 2.50")
     parser.add_argument("--currency", default="USD", metavar="C")
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
-    add_arguments(parser)
     add_arguments(parser)
     add_gaps(parser)
     return parser
