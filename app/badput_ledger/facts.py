@@ -297,6 +297,7 @@ def _members(facts: Facts) -> list[dict[str, Any]]:
                     "replica": replica,
                     "stage": p.stage,
                     "stages": p.stages,
+                    "gpu_uuid": p.gpu_uuid,
                     "start_ns": p.start_ns,
                     "init_ns": p.init_ns,
                     "death_ns": min(death, session.window_end_ns),
@@ -373,8 +374,8 @@ _SESSIONS = (
 )
 _MEMBERS = (
     "session VARCHAR, process_id BIGINT, rank INTEGER, weight INTEGER, replica INTEGER, "
-    "stage INTEGER, stages INTEGER, start_ns BIGINT, init_ns BIGINT, death_ns BIGINT, "
-    "phase VARCHAR, phase_since_ns BIGINT, phase_step BIGINT, last_sign_ns BIGINT"
+    "stage INTEGER, stages INTEGER, gpu_uuid VARCHAR, start_ns BIGINT, init_ns BIGINT, "
+    "death_ns BIGINT, phase VARCHAR, phase_since_ns BIGINT, phase_step BIGINT, last_sign_ns BIGINT"
 )
 _ALLOCATIONS = (
     "slot INTEGER, start_ns BIGINT, end_ns BIGINT, held VARCHAR, billed BOOLEAN, "

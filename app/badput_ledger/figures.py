@@ -30,8 +30,6 @@ _MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
 _SAID = {"A.stop": "stop", "A.spare": "spare", "B.diagnosis": "diagnosis"}
 """Leaf: kind of the annotation that alone can book it."""
 _NEVER = (
-    "E.interference",
-    "G.throttle",
     "G.recompute",
     "G.kernel",
 )
@@ -99,11 +97,31 @@ def null_reasons(books: Books) -> dict[str, str]:
     for leaf, (columns, names, why) in _MEASURES.items():
         if not any(measured[c] for c in columns) and not spans.intersection(names):
             reasons[leaf] = why
-    if not books.rows("SELECT 1 FROM excess WHERE piped LIMIT 1"):
+    reasons |= _slowed(books)
+    if not books.rows("SELECT 1 FROM excess WHERE piped LIMIT 1") and not books.rows(
+        "SELECT 1 FROM met LIMIT 1"
+    ):
         reasons["G.straggler"] = (
             "a slow rank shows only with pipeline stages recorded, one rank a stage, "
             "or with times of collectives"
         )
+    return reasons
+
+
+def _slowed(books: Books) -> dict[str, str]:
+    """Why nothing is known of writes beside the steps, or of clocks that were held down."""
+    row = books.rows(
+        "SELECT EXISTS (FROM writes) AS writes, EXISTS (FROM gpu_samples s SEMI JOIN members m "
+        "USING (gpu_uuid) WHERE s.throttle_names IS NOT NULL) AS samples, "
+        "(SELECT count(*) FROM effects WHERE NOT known AND cause = 'E.interference') AS beside, "
+        "(SELECT count(*) FROM effects WHERE NOT known AND cause = 'G.throttle') AS held"
+    )[0]
+    few = "fewer than 20 steps without it to compare with"
+    reasons: dict[str, str] = {}
+    if not row["writes"] or row["beside"]:
+        reasons["E.interference"] = few if row["beside"] else "no save beside the training was seen"
+    if not row["samples"] or row["held"]:
+        reasons["G.throttle"] = few if row["held"] else "no sample says what held the clocks down"
     return reasons
 
 

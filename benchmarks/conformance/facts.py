@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from badput.parts import write_rows
+from badput_ledger.annotations import Annotation, add_annotations
 from benchmarks.conformance.timeline import ScenarioError, nanos
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ def write(timeline: Timeline, folder: Path) -> Path:
         write_rows(folder, name, "part", rows)
         if timeline.given.get("duplicate"):  # the same rows once more, in another part
             write_rows(folder, name, "again", rows[len(rows) // 2 :])
+    said = [_annotation(one) for one in timeline.given.get("annotation", [])]
+    if said:
+        add_annotations(folder, said)
     return folder
 
 
@@ -129,6 +133,13 @@ def _span(rows: Rows, key: dict[str, Any], piece: Piece, shift: int) -> None:
         beside = {"seq": key["seq"] + 1_000_000, "name": "save", "start_ns": stop, "in_step": True}
         beside |= {"dur_ns": after, "attrs": json.dumps(said | {"background": True})}
         _add(rows, "spans", key | beside)
+
+
+def _annotation(given: dict[str, Any]) -> Annotation:
+    """What a person said afterwards."""
+    said = {f"{k}_ns": T0 + nanos(given[k]) for k in ("start", "end") if k in given}
+    more = {k: given[k] for k in ("places", "step", "note") if k in given}
+    return Annotation("", given["what"], **said, **more)
 
 
 def _samples(rows: Rows, given: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ class Timeline:
 
 
 def nanos(seconds: Any) -> int:
-    """Seconds of a scenario as whole nanoseconds; Raises ScenarioError for less than one."""
+    """Seconds of a scenario as whole nanoseconds. Raises ScenarioError for a part of one."""
     ns = Decimal(seconds) * S
     if ns != int(ns):
         raise ScenarioError(f"{seconds} s is no whole number of nanoseconds")
@@ -148,6 +148,9 @@ def _act(rank: Rank, act: dict[str, Any], at: int) -> int:
     if what == "launch":
         rank.init_ns = stop
     elif what != "idle":
+        for inner in act.pop("inside", []):
+            one = {k: v for k, v in inner.items() if k != "at"}
+            _act(rank, one, at + nanos(inner["at"]))
         act = {k: nanos(v) if k == "durable_after" else v for k, v in act.items()}
         rank.pieces.append(Piece("span", what, at, stop, act))
     return stop

@@ -15,12 +15,12 @@ holes AS (
     SELECT NULL, 0, 9223372036854775807, 'last' WHERE NOT EXISTS (FROM sessions)
 ),
 cut AS (
-    SELECT a.slot, h.session, h.place, a.held, a.billed, a.said,
+    SELECT a.slot, h.session, h.place, a.held, a.billed, a.said, a.spare,
            greatest(a.start_ns, h.start_ns) AS start_ns, least(a.end_ns, h.stop_ns) AS stop_ns
     FROM allocations a JOIN holes h ON a.start_ns < h.stop_ns AND a.end_ns > h.start_ns
 )
 SELECT slot, session, held, billed, start_ns, stop_ns,
-       CASE WHEN said IS NOT NULL THEN said
+       CASE WHEN spare AND coalesce(said, '') <> 'A.stop' THEN 'A.spare' WHEN said IS NOT NULL THEN said
             WHEN place = 'last' THEN (CASE held WHEN 'yes' THEN 'B.teardown' ELSE 'A.requeue' END)
             WHEN held = 'yes' THEN 'C.launch'
             WHEN place = 'first' THEN 'A.queue' ELSE 'A.requeue' END AS leaf

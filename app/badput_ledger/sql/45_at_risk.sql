@@ -5,8 +5,8 @@ WITH risky AS (
 ),
 parts AS (
     SELECT leaf, ns::HUGEINT * weight AS ns FROM risky
-    UNPIVOT (ns FOR leaf IN ("E.save", "E.snapshot", "E.eval", "E.overhead", "G.data", "G.bubble",
-             "G.straggler", "G.comm", "G.host", "U.unaccounted", "F.padding"))
+    UNPIVOT (ns FOR leaf IN ("E.save", "E.snapshot", "E.interference", "E.eval", "E.overhead", "G.data", "G.bubble",
+             "G.straggler", "G.comm", "G.host", "G.throttle", "U.unaccounted", "F.padding"))
     UNION ALL
     SELECT CASE fate WHEN 'kept' THEN 'H.productive' ELSE fate END,
            (rest_ns - "F.padding")::HUGEINT * weight FROM risky

@@ -5,6 +5,7 @@ SELECT session, rank, replica, stage, fate, sum(n_steps)::BIGINT AS steps,
        sum("C.warmup") AS "C.warmup", sum("E.save") AS "E.save", sum("E.snapshot") AS "E.snapshot",
        sum("E.eval") AS "E.eval", sum("E.overhead") AS "E.overhead", sum("G.data") AS "G.data",
        sum("G.bubble") AS "G.bubble", sum("G.straggler") AS "G.straggler",
-       sum("G.comm") AS "G.comm", sum("G.host") AS "G.host", sum("U.unaccounted") AS "U.unaccounted",
+       sum("G.comm") AS "G.comm", sum("G.host") AS "G.host",
+       sum("E.interference") AS "E.interference", sum("G.throttle") AS "G.throttle", sum("U.unaccounted") AS "U.unaccounted",
        sum("F.padding") AS "F.padding", sum(rest_ns - "F.padding") AS rest_ns
 FROM divided GROUP BY session, rank, replica, stage, fate

@@ -1,0 +1,33 @@
+-- Collectives that every rank of their group entered and left (rule 7), by step row: how long each
+-- rank waited in them for the last one, and its own busy time above the stage's lower median.
+WITH calls AS (
+    SELECT m.session, m.rank, c.process_id, c.step, c.name, c.group_id, c.start_ns, c.dur_ns,
+           row_number() OVER (PARTITION BY c.process_id, c.step, c.name, c.group_id
+                              ORDER BY c.start_ns, c.seq, c.number) AS nth
+    FROM collectives c JOIN members m USING (process_id)
+    WHERE c.step IS NOT NULL AND c.name NOT IN ('send', 'recv', 'isend', 'irecv', 'batch_isend_irecv',
+                                                'send_object_list', 'recv_object_list')
+),
+teams AS (SELECT session, name, group_id, count(DISTINCT rank) AS ranks FROM calls GROUP BY ALL),
+least_of AS (
+    SELECT c.session, c.step, c.name, c.group_id, c.nth, min(c.dur_ns) AS least_ns
+    FROM calls c JOIN teams t ON t.session = c.session AND t.name = c.name
+         AND t.group_id IS NOT DISTINCT FROM c.group_id
+    GROUP BY c.session, c.step, c.name, c.group_id, c.nth
+    HAVING any_value(t.ranks) >= 2 AND count(c.dur_ns) = any_value(t.ranks) AND count(*) = any_value(t.ranks)
+),
+waited AS (
+    SELECT c.process_id, c.start_ns, c.start_ns + c.dur_ns AS stop_ns, greatest(c.dur_ns - l.least_ns, 0) AS ns
+    FROM calls c JOIN least_of l ON l.session = c.session AND l.step = c.step AND l.name = c.name
+         AND l.group_id IS NOT DISTINCT FROM c.group_id AND l.nth = c.nth
+),
+placed AS (
+    SELECT r.session, r.process_id, r.seq, r.step, coalesce(r.stage, -1) AS stage, r.plain_ns,
+           sum(w.ns)::BIGINT AS waited_ns
+    FROM waited w ASOF JOIN step_time r ON r.process_id = w.process_id AND r.start_ns <= w.start_ns
+    WHERE w.stop_ns <= r.stop_ns AND r.n_steps = 1
+    GROUP BY ALL
+)
+SELECT process_id, seq, waited_ns,
+       greatest(plain_ns - quantile_disc(plain_ns, 0.5) OVER (PARTITION BY session, stage, step), 0) AS own_ns
+FROM placed
