@@ -23,6 +23,7 @@ from badput_ledger.errors import BooksError
 from badput_ledger.hangs import COLUMNS as HANG_COLUMNS
 from badput_ledger.hangs import Hang, ended_in, survived
 from badput_ledger.hangs import rows as hang_rows
+from badput_ledger.places import members_of, places_of
 from badput_ledger.processes import Exit, Process, attrs_of, read_processes
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def assemble(
             f"{MAX_PLACES}; look at rank, world_size and the setting gpus."
         )
     facts.over = _is_over(facts)
-    members = _members(facts)
+    members = members_of(facts)
     _write(con, facts, members, gaps)
     return facts
 
@@ -269,56 +270,6 @@ def _positive(value: object) -> int | None:
     return int(min(value, MAX_PLACES + 1))  # inf too
 
 
-def _members(facts: Facts) -> list[dict[str, Any]]:
-    """One row for each process of a session, with the places that it carries."""
-    rows: list[dict[str, Any]] = []
-    for session in facts.sessions:
-        present = sorted(p.rank or 0 for p in session.members)
-        missing = session.world_size - len(present)
-        if missing:
-            facts.note(
-                "info",
-                f"session {session.id}: {missing} of {session.world_size} ranks left no rows; "
-                f"rank {present[0]} stands for them",
-                "processes",
-            )
-        for p in session.members:
-            rank = p.rank or 0
-            replica = p.replica
-            if replica is None:
-                replica = rank // p.stages if p.stages else rank
-            death = session.end_ns if p.death_ns is None else p.death_ns
-            rows.append(
-                {
-                    "session": session.id,
-                    "process_id": p.process_id,
-                    "rank": rank,
-                    "weight": 1 + (missing if rank == present[0] else 0),
-                    "replica": replica,
-                    "stage": p.stage,
-                    "stages": p.stages,
-                    "gpu_uuid": p.gpu_uuid,
-                    "start_ns": p.start_ns,
-                    "init_ns": p.init_ns,
-                    "death_ns": min(death, session.window_end_ns),
-                    "phase": p.phase,
-                    "phase_since_ns": p.phase_since_ns,
-                    "phase_step": p.phase_step,
-                    "last_sign_ns": p.last_sign_ns,
-                }
-            )
-    return rows
-
-
-def _places(session: Session, slots: int) -> Iterable[dict[str, Any]]:
-    """Which rank's time line stands for which place; rank NULL: the session left it empty."""
-    present = {p.rank or 0 for p in session.members}
-    carrier = min(present)
-    for slot in range(slots):
-        rank = None if slot >= session.world_size else slot if slot in present else carrier
-        yield {"session": session.id, "slot": slot, "rank": rank}
-
-
 def _write(
     con: duckdb.DuckDBPyConnection, facts: Facts, members: list[dict[str, Any]], gaps: str
 ) -> None:
@@ -349,7 +300,7 @@ def _write(
             "warning", f"{len(said) - len(fit)} allocations of impossible places", "allocations"
         )
     given = allocated(facts, fit, gaps, facts.said)
-    places = [row for s in facts.sessions for row in _places(s, facts.slots)]
+    places = [row for s in facts.sessions for row in places_of(s, facts.slots)]
     leaves = [{"name": n, "leaf": leaf} for n, leaf in SPAN_LEAVES.items()]
     hangs = [row for s in facts.sessions for row in _hang_rows(s)]
     con.execute("DROP TABLE IF EXISTS allocations")
