@@ -27,7 +27,7 @@ from badput_ledger.places import members_of, places_of
 from badput_ledger.processes import Exit, Process, attrs_of, read_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import duckdb
 

@@ -20,7 +20,7 @@ cut AS (
     FROM allocations a JOIN holes h ON a.start_ns < h.stop_ns AND a.end_ns > h.start_ns
 )
 SELECT slot, session, held, billed, start_ns, stop_ns,
-       CASE WHEN spare AND coalesce(said, '') <> 'A.stop' THEN 'A.spare' WHEN said IS NOT NULL THEN said
+       CASE WHEN spare AND held = 'yes' AND coalesce(said, '') <> 'A.stop' THEN 'A.spare' WHEN said IS NOT NULL THEN said
             WHEN place = 'last' THEN (CASE held WHEN 'yes' THEN 'B.teardown' ELSE 'A.requeue' END)
             WHEN held = 'yes' THEN 'C.launch'
             WHEN place = 'first' THEN 'A.queue' ELSE 'A.requeue' END AS leaf
