@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from badput.parts import RANGES, write_part, write_rows
 from badput.schema import arrow_schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 S = 1_000_000_000
 T0 = 1_800_000_000 * S
@@ -130,19 +133,20 @@ class Maker:
         # a span's record takes a number of its own
         spans = saves.astype(np.int64) + evals
         seq = 10 + np.arange(n) + np.concatenate([[0], np.cumsum(spans)[:-1]])
-        self._steps(session, rank, pid, seq, starts, dur, wait)
+        self._steps(session, rank, pid, seq=seq, starts=starts, dur=dur, wait=wait)
         self._start_up(session, rank, pid, begun)
         for i in np.flatnonzero(saves | evals):
+            ended = int(starts[i] + dur[i])
             self._loop_spans(
-                session, rank, pid, int(steps[i]), int(seq[i]), int(starts[i] + dur[i]),
-                bool(saves[i]), bool(evals[i]),
+                rank, pid, int(steps[i]), int(seq[i]),
+                at=ended, save=bool(saves[i]), evaluate=bool(evals[i]),
             )  # fmt: skip
         if session.rewind_at is not None:
             i = session.rewind_at - 1
             at = int(starts[i] + dur[i] + after[i] - LOAD_NS + 1_000)
             to = {"to_step": int(steps[i + 1]) - 1}
             self._event(pid, rank, at, "rewind", to)
-            self._span(pid, rank, 3, "load", at, LOAD_NS - 2_000, int(steps[i]))
+            self._span(pid, rank, 3, "load", at=at, dur=LOAD_NS - 2_000, step=int(steps[i]))
         return int(ends[-1]) + 3 * S
 
     def _steps(
@@ -150,6 +154,7 @@ class Maker:
         session: Session,
         rank: int,
         pid: int,
+        *,
         seq: np.ndarray,
         starts: np.ndarray,
         dur: np.ndarray,
@@ -203,8 +208,8 @@ class Maker:
 
     def _process(self, pid: int, rank: int | None, start: int, role: str) -> None:
         self._add(
-            "processes", process_id=pid, rank=rank, role=role, start_ns=start, init_ns=start + 15 * S,
-            world_size=None if rank is None else self.ranks, job_id="job-1",
+            "processes", process_id=pid, rank=rank, role=role, start_ns=start,
+            init_ns=start + 15 * S, world_size=None if rank is None else self.ranks, job_id="job-1",
             host=None if rank is None else f"node-{rank // 8}",
         )  # fmt: skip
 
@@ -215,7 +220,9 @@ class Maker:
             attrs=json.dumps(attrs),
         )  # fmt: skip
 
-    def _span(self, pid: int, rank: int, seq: int, name: str, at: int, dur: int, step: int) -> None:
+    def _span(
+        self, pid: int, rank: int, seq: int, name: str, *, at: int, dur: int, step: int
+    ) -> None:
         self._add(
             "spans", process_id=pid, seq=seq, rank=rank, name=name, start_ns=at, dur_ns=dur,
             step=step, in_step=False,
@@ -223,29 +230,21 @@ class Maker:
 
     def _start_up(self, session: Session, rank: int, pid: int, begun: int) -> None:
         at, step = begun + 18 * S, session.resumed
-        self._span(pid, rank, 1, "model", at, MODEL_NS, step)
+        self._span(pid, rank, 1, "model", at=at, dur=MODEL_NS, step=step)
         if session.resumed:
-            self._span(pid, rank, 2, "load", at + MODEL_NS, LOAD_NS, step)
+            self._span(pid, rank, 2, "load", at=at + MODEL_NS, dur=LOAD_NS, step=step)
             self._add(
                 "checkpoints", process_id=pid, seq=2, rank=rank, op="load", step=step,
                 path=f"/ckpt/step-{step}", start_ns=at + MODEL_NS, dur_ns=LOAD_NS, ok=True,
             )  # fmt: skip
 
     def _loop_spans(
-        self,
-        session: Session,
-        rank: int,
-        pid: int,
-        step: int,
-        seq: int,
-        at: int,
-        save: bool,
-        evaluate: bool,
+        self, rank: int, pid: int, step: int, seq: int, *, at: int, save: bool, evaluate: bool
     ) -> None:
         at += 20_000
         if save:
             seq += 1
-            self._span(pid, rank, seq, "save", at, SAVE_NS, step)
+            self._span(pid, rank, seq, "save", at=at, dur=SAVE_NS, step=step)
             self._add(
                 "checkpoints", process_id=pid, seq=seq, rank=rank, op="save", step=step,
                 path=f"/ckpt/step-{step}", start_ns=at, dur_ns=SAVE_NS, ok=True,
@@ -253,7 +252,7 @@ class Maker:
             )  # fmt: skip
             at += SAVE_NS + 20_000
         if evaluate:
-            self._span(pid, rank, seq + 1, "eval", at, EVAL_NS, step)
+            self._span(pid, rank, seq + 1, "eval", at=at, dur=EVAL_NS, step=step)
 
     def _end(self, boss: int, session: Session, rank: int, last: int) -> None:
         pid = 1_000 + session.number * self.ranks + rank

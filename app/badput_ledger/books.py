@@ -24,6 +24,7 @@ from badput_ledger.facts import Facts, assemble
 from badput_ledger.paths import readable
 from badput_ledger.price import Pricing, check_price, choose_price
 from badput_ledger.price_options import Tariff
+from badput_ledger.scan import StepScan, scan_steps
 
 if TYPE_CHECKING:
     import os
@@ -62,6 +63,7 @@ class Books:
         tariff: Tariff,
         broken: list[str],
         spill: tempfile.TemporaryDirectory[str],
+        scan: StepScan | None,
         gaps: Gaps,
     ) -> None:
         self.path = path
@@ -72,6 +74,7 @@ class Books:
         self.gaps: Gaps = gaps
         self._con = con
         self._spill = spill
+        self._scan = scan
         self._locked = False
         self._lock = threading.Lock()
         self._report: dict[str, Any] | None = None
@@ -95,6 +98,11 @@ class Books:
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A cursor for one of our own queries with more rows than fit in a list."""
         return self._con.cursor()
+
+    def divide_at(self, instants: list[int]) -> None:
+        """Let no stretch of steps reach over one of these instants (ns since the epoch)."""
+        if self._scan is not None and instants:
+            self._scan.divide_at(instants)
 
     def report(self) -> dict[str, Any]:
         """The report as docs/ledger.md describes it: plain values, ready for JSON."""
@@ -222,12 +230,16 @@ def open_books(
     try:
         con.execute(f"SET temp_directory = '{spill.name}'")
         reading = readable(folder, spill.name)
-        broken = [b.replace(str(reading), str(folder)) for b in store.load(con, reading)]
+        skipped, long = store.load(con, reading)
+        broken = [b.replace(str(reading), str(folder)) for b in skipped]
         said, bad = read_annotations(folder)
         broken += bad
+        scan = scan_steps(con, long)
         facts = assemble(con, gaps=gaps, said=said)
         _want_processes(folder, facts, broken)
         chain.build(con)
+        if scan is not None:
+            scan.settle()
     except duckdb.Error as error:
         con.close()
         spill.cleanup()
@@ -245,6 +257,7 @@ def open_books(
         tariff=tariff,
         broken=broken,
         spill=spill,
+        scan=scan,
         gaps=gaps,
     )
 

@@ -25,6 +25,8 @@ class View:
     name: str
     about: str
     many: bool
+    late: bool
+    """Computed only when it is asked for."""
     sql: str
 
 
@@ -42,21 +44,25 @@ def views() -> list[View]:
                 break
             about.append(line[2:].strip())
         name = entry.name.removesuffix(".sql").partition("_")[2]
-        found.append(View(name, " ".join(about), "-- rows: many" in text, text))
+        found.append(
+            View(
+                name, " ".join(about), "-- rows: many" in text, "-- rows: asked once" in text, text
+            )
+        )
     return found
 
 
 def build(con: duckdb.DuckDBPyConnection) -> None:
     """Make every view of the chain in ``con``, which already holds the assembled facts."""
     con.execute(_PART_OF)
-    keep = int(con.execute("SELECT count(*) FROM steps").fetchall()[0][0]) <= KEEP_ROWS
+    keep = int(con.execute("SELECT count(*) FROM loose_steps").fetchall()[0][0]) <= KEEP_ROWS
     for view in views():
-        what = "TABLE" if keep or not view.many else "VIEW"
-        con.execute(f"CREATE {what} {view.name} AS\n{view.sql}")
+        what = "TABLE" if (keep or not view.many) and not view.late else "VIEW"
+        con.execute(f"CREATE OR REPLACE {what} {view.name} AS\n{view.sql}")
 
 
 _PART_OF = """
-CREATE MACRO part_of(x, from_step, to_step, den) AS
+CREATE OR REPLACE MACRO part_of(x, from_step, to_step, den) AS
     CASE WHEN den = 1 THEN x
          ELSE (x::HUGEINT * to_step // den - x::HUGEINT * from_step // den)::BIGINT END
 """

@@ -140,6 +140,7 @@ def _leaf_columns(books: Books) -> list[str]:
 
 def _steps(books: Books, cuts: list[int]) -> list[dict[str, Any]]:
     """What the leaves took of steps, by the period in which each step began."""
+    books.divide_at(cuts[1:])
     torn = _torn(books, cuts)
     columns = _leaf_columns(books)
     sums = ", ".join(f'sum("{c}") AS "{c}"' for c in columns)
@@ -156,7 +157,9 @@ def _steps(books: Books, cuts: list[int]) -> list[dict[str, Any]]:
         "SELECT session, rank, leaf, period, ns::HUGEINT AS ns FROM summed "
         f"UNPIVOT (ns FOR leaf IN ({names})) WHERE ns <> 0 UNION ALL "
         "SELECT session, rank, CASE fate WHEN 'kept' THEN 'H.productive' ELSE fate END, period, "
-        "rest_ns::HUGEINT FROM summed WHERE rest_ns <> 0"
+        "rest_ns::HUGEINT FROM summed WHERE rest_ns <> 0 UNION ALL "
+        f"SELECT session, rank, leaf, {period} AS period, sum(ns)::HUGEINT FROM stretch_leaves "
+        "WHERE ns <> 0 GROUP BY ALL"
     )
     return books.rows(query, [ids, seqs]) + _torn_steps(books, cuts, torn, columns)
 

@@ -85,13 +85,15 @@ def _executed(books: Books) -> int:
     """Steps that every reporting rank of a session finished, straight from the step rows."""
     rows = books.rows(
         "WITH lead AS (SELECT session, arg_max(rank, (steps, -rank)) AS rank "
-        "FROM rank_steps GROUP BY session) "
+        "FROM rank_steps GROUP BY session), "
+        "pieces AS (SELECT session, rank, start_ns, step, n_steps FROM step_rows UNION ALL "
+        "SELECT session, rank, start_ns, step, steps FROM stretch_rows) "
         "SELECT coalesce(sum(CASE WHEN EXISTS (SELECT 1 FROM rewinds w WHERE "
         "w.session = s.session AND w.rank = s.rank AND w.time_ns > s.start_ns "
         "AND w.to_step < s.step) THEN s.n_steps "
         "ELSE greatest(least(s.step, coalesce(c.completed_upto, s.step - s.n_steps)) "
         "- (s.step - s.n_steps), 0) END), 0)::BIGINT AS n "
-        "FROM step_rows s JOIN lead l USING (session, rank) JOIN resumes c ON c.session = s.session"
+        "FROM pieces s JOIN lead l USING (session, rank) JOIN resumes c ON c.session = s.session"
     )
     return int(rows[0]["n"])
 

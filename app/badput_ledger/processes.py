@@ -140,7 +140,9 @@ SELECT process_id, max(rank) AS rank, min(first_ns) AS first_ns, max(last_ns) AS
 FROM (
     SELECT process_id, max(rank) AS rank, min(start_ns) AS first_ns,
            max(start_ns + greatest(dur_ns, 0)) AS last_ns, last_ns AS step_ns
-    FROM steps GROUP BY process_id
+    FROM loose_steps GROUP BY process_id
+    UNION ALL
+    SELECT process_id, rank, start_ns, stop_ns, stop_ns FROM stretches
     UNION ALL
     SELECT process_id, rank, start_ns, start_ns + greatest(coalesce(dur_ns, 0), 0), NULL FROM spans
     UNION ALL

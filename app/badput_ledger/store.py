@@ -35,6 +35,8 @@ SQL_TYPES = {
 }
 MATERIALISE_ROWS = 5_000_000
 """Tables with more rows stay views over the parts."""
+LONG_ROWS = 1_000_000
+"""With more step rows a run is long: its rows are not all looked at one by one (scan.py)."""
 TRIES = 20
 """How often a table is listed again because a part went away."""
 
@@ -157,6 +159,12 @@ def pyarrow(module: str = "") -> Any:
     return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
 
 
+def arrow_type(name: str) -> Any:
+    """The arrow type of a column type of the schema."""
+    pa = pyarrow()
+    return pa.bool_() if name == "bool" else pa.type_for_alias(name)
+
+
 def _misfit(table: str, types: dict[str, Any]) -> str | None:
     """Why stored columns are not those of the table, or None."""
     for column in TABLES[table].columns:
@@ -238,21 +246,37 @@ def _memory_bytes() -> int:
     return max(limit, 256 << 20)
 
 
-def load(con: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
-    """Make every table of the schema in ``con``; returns sentences about skipped parts."""
+def load(con: duckdb.DuckDBPyConnection, folder: Path) -> tuple[list[str], list[Part]]:
+    """Make every table of the schema in ``con``: sentences about skipped parts, and `steps`' parts.
+
+    `steps` of a long run whose rows lie once and in order is a view; then there are parts.
+    """
     broken: list[str] = []
+    long: list[Part] = []
     for table in TABLES:
         for left in reversed(range(TRIES)):
             try:
-                broken += _load_table(con, folder, table)
+                said, parts = _load_table(con, folder, table)
+                broken += said
+                if table == "steps" and is_long(parts):
+                    long = parts
                 break
             except GoneError as error:
                 if not left:
                     raise BooksError(f"{error}: parts keep going away while it is read.") from None
-    return broken
+    return broken, long
 
 
-def _load_table(con: duckdb.DuckDBPyConnection, folder: Path, table: str) -> list[str]:
+def is_long(parts: list[Part]) -> bool:
+    """Are these the parts of many step rows, each there once, in order and with sound values?"""
+    if sum(p.rows for p in parts) <= LONG_ROWS or may_repeat(parts):
+        return False
+    return not any(p.suspect for p in parts)
+
+
+def _load_table(
+    con: duckdb.DuckDBPyConnection, folder: Path, table: str
+) -> tuple[list[str], list[Part]]:
     """Make one table. Raises GoneError if a part goes away meanwhile: list it again then."""
     parts, broken = read_parts(folder, table)
     try:
@@ -264,7 +288,7 @@ def _load_table(con: duckdb.DuckDBPyConnection, folder: Path, table: str) -> lis
     except duckdb.Error:
         _check_there(parts)
         raise
-    return broken
+    return broken, parts
 
 
 def _check_there(parts: list[Part]) -> None:
@@ -330,7 +354,8 @@ def _create(con: duckdb.DuckDBPyConnection, table: str, parts: list[Part]) -> No
         query = f"SELECT DISTINCT ON ({key}) * FROM ({query})"  # noqa: S608 - see _select
     elif "seq" not in names:
         query = f"SELECT DISTINCT * FROM ({query})"  # noqa: S608 - see _select
-    what = "TABLE" if rows <= MATERIALISE_ROWS else "VIEW"
+    small = rows <= MATERIALISE_ROWS and not (table == "steps" and is_long(parts))
+    what = "TABLE" if small else "VIEW"
     con.execute(f'CREATE {what} "{table}" AS {query}')
 
 

@@ -1,4 +1,5 @@
--- Step rows with their session: what every later view reads instead of `steps`.
+-- Step rows that are looked at one by one, with their session. In a long run these are the
+-- rows that are not summed in `stretches`; otherwise all.
 -- rows: many
 SELECT m.session, m.rank, m.stage, m.replica, s.process_id, s.seq, s.step,
        greatest(s.n_steps, 1)::BIGINT AS n_steps,
@@ -12,4 +13,4 @@ SELECT m.session, m.rank, m.stage, m.replica, s.process_id, s.seq, s.step,
        coalesce(s.host_ns, 0) AS host_ns, coalesce(s.overhead_ns, 0) AS overhead_ns,
        coalesce(s.eval_ns, 0) AS eval_ns, coalesce(s.save_ns, 0) AS save_ns,
        coalesce(s.snapshot_ns, 0) AS snapshot_ns, coalesce(s.compile_ns, 0) AS compile_ns
-FROM steps s JOIN members m USING (process_id)
+FROM loose_steps s JOIN members m USING (process_id)

@@ -1,10 +1,15 @@
 -- Rollbacks inside a session: after time_ns, steps above to_step were given up.
 -- Declared by an event, a person or a load in mid-session, or seen as a step number that came again.
 WITH suspects AS (SELECT session, rank FROM rank_steps WHERE repeats),
+pieces AS (
+    SELECT session, rank, seq, start_ns, step - n_steps AS before_step, step FROM step_rows
+    UNION ALL
+    SELECT session, rank, seq, start_ns, before_step, step FROM stretch_rows
+),
 back AS (
-    SELECT r.session, r.rank, r.start_ns, r.step - r.n_steps AS to_step,
+    SELECT r.session, r.rank, r.start_ns, r.before_step AS to_step,
            lag(r.step) OVER (PARTITION BY r.session, r.rank ORDER BY r.start_ns, r.seq) AS before
-    FROM step_rows r SEMI JOIN suspects USING (session, rank)
+    FROM pieces r SEMI JOIN suspects USING (session, rank)
 ),
 said AS (
     SELECT m.session, e.rank, e.time_ns,

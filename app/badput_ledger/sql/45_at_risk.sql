@@ -12,5 +12,13 @@ parts AS (
            (rest_ns - "F.padding")::HUGEINT * weight FROM risky
     UNION ALL
     SELECT 'D.tail', (time_ns - "C.warmup")::HUGEINT * weight FROM risky
+    UNION ALL
+    SELECT leaf, ns::HUGEINT * weight FROM (
+        SELECT leaf, ns, t.session, t.rank FROM stretch_leaves t JOIN stretch_fates f USING (process_id, seq)
+        WHERE f.before_step >= f.at_risk_after AND f.fate NOT LIKE 'D.%'
+        UNION ALL
+        SELECT 'D.tail', time_ns, session, rank FROM stretch_fates
+        WHERE before_step >= at_risk_after AND fate NOT LIKE 'D.%'
+    ) JOIN members USING (session, rank)
 )
 SELECT leaf, sum(ns)::DECIMAL(38, 0) AS ns FROM parts GROUP BY leaf HAVING sum(ns) <> 0

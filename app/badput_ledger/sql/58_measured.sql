@@ -1,8 +1,6 @@
 -- How many rows measured each thing: a leaf that nothing measured is NULL, not zero.
-SELECT count(data_ns) + count(pre_data_ns) AS data, count(pre_data_ns) + count(host_ns) AS host,
-       count(wait_activation_ns) + count(wait_gradient_ns) AS bubble,
-       count(send_ns) + count(comm_ns) AS comm, count(overhead_ns) AS overhead,
-       count(eval_ns) AS eval, count(save_ns) AS save, count(snapshot_ns) AS snapshot,
-       count(applied) AS applied, count(committed) AS committed, count(padding) AS padding,
-       count(tokens) AS tokens, count(*) AS steps
-FROM steps
+SELECT data_ns + pre_data_ns AS data, pre_data_ns + host_ns AS host,
+       wait_activation_ns + wait_gradient_ns AS bubble, send_ns + comm_ns AS comm,
+       overhead_ns AS overhead, eval_ns AS eval, save_ns AS save, snapshot_ns AS snapshot,
+       applied, committed, padding, tokens, seq AS steps
+FROM step_values

@@ -4,6 +4,8 @@ WITH steps1 AS (
     SELECT process_id, seq, CASE min(fate) WHEN 'kept' THEN 'H.productive'
            ELSE min(fate) FILTER (WHERE fate <> 'kept') END AS leaf
     FROM fates GROUP BY process_id, seq
+    UNION ALL
+    SELECT process_id, seq, CASE fate WHEN 'kept' THEN 'H.productive' ELSE fate END FROM stretch_fates
 )
 SELECT l.session, l.rank, s.leaf,
        CASE WHEN l.before_ns >= k.first_start_ns THEN l.before_ns ELSE l.start_ns END AS start_ns, l.stop_ns
