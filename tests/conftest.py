@@ -64,6 +64,12 @@ def needs() -> Callable[..., None]:
     return check
 
 
+@pytest.fixture(scope="session")
+def absent() -> Callable[[str, str], NoReturn]:
+    """Skips, or fails where BADPUT_REQUIRE says so, for something that is found in a test."""
+    return missing
+
+
 @pytest.fixture
 def root() -> Path:
     """The checkout."""

@@ -68,7 +68,10 @@ class Badput:
         return Score(report["goodput"]["value"], leaves, steps=counts)
 
 
-TOOLS: dict[str, str] = {"badput": "benchmarks.conformance.tools:Badput"}
+TOOLS: dict[str, str] = {
+    "badput": "benchmarks.conformance.tools:Badput",
+    "ml-goodput-measurement": "benchmarks.conformance.google_ml_goodput:GoogleMlGoodput",
+}
 """Name: MODULE:NAME of what makes the tool. Add yours here, or give it with --tool."""
 
 
