@@ -2,17 +2,17 @@
 WITH pieces AS (
     SELECT session, rank, replica, stage, fate, n_steps, time_ns, tokens, padding, overbooked, busy_ns,
            wait_ns, "C.warmup", "E.save", "E.snapshot", "E.eval", "E.overhead", "G.data", "G.bubble",
-           "G.straggler", "G.comm", "G.host", "U.unaccounted", "F.padding", rest_ns
+           "G.straggler", "G.comm", "G.host", "E.interference", "G.throttle", "U.unaccounted", "F.padding", rest_ns
     FROM divided
     UNION ALL
     SELECT session, rank, replica, stage, fate, steps, time_ns, tokens, padding, false, busy_ns, wait_ns,
            0, save_ns, snapshot_ns, eval_ns, overhead_ns, data_ns + pre_data_ns, wait_ns, 0, comm_ns,
-           host_ns + time_ns - dur_ns - pre_data_ns, 0, padding_ns,
+           host_ns + time_ns - dur_ns - pre_data_ns, 0, 0, 0, padding_ns,
            busy_ns - comm_ns - host_ns
     FROM stretch_fates WHERE fate = 'kept'
     UNION ALL
     SELECT session, rank, replica, stage, fate, steps, time_ns, tokens, padding, false, busy_ns, wait_ns,
-           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, time_ns
+           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, time_ns
     FROM stretch_fates WHERE fate <> 'kept'
 )
 SELECT session, rank, replica, stage, fate, sum(n_steps)::BIGINT AS steps,
