@@ -2,7 +2,13 @@
 -- by one, so this view is empty once the books are open.
 -- rows: asked once
 WITH slow AS (SELECT session, min(b_ns) AS b_ns FROM stage_usual GROUP BY session),
-piped AS (SELECT session FROM members GROUP BY session HAVING max(stages) >= 2),
+whole AS (  -- where steps are held against each other one by one
+    SELECT session, 'pipeline stages' AS why FROM members GROUP BY session HAVING max(stages) >= 2
+    UNION ALL SELECT DISTINCT session, 'writes beside the steps' FROM writes
+    UNION ALL SELECT DISTINCT m.session, 'clocks held down'
+    FROM gpu_samples g JOIN members m USING (gpu_uuid) WHERE g.throttle_names <> ''
+    UNION ALL SELECT DISTINCT m.session, 'collectives' FROM collectives c JOIN members m USING (process_id)
+),
 unsure AS (  -- spans that end with the next step, or are left out for it
     SELECT p.session, p.rank, p.start_ns, coalesce(r.start_ns, 9223372036854775807) AS next_ns
     FROM (SELECT m.session, m.rank, p.start_ns FROM spans p JOIN members m USING (process_id)
@@ -39,7 +45,7 @@ reasons AS (
     SELECT t.process_id, t.seq, 'an instant to divide at'
     FROM stretches t JOIN instants i ON i.at_ns > t.from_ns AND i.at_ns < t.stop_ns
     UNION ALL
-    SELECT t.process_id, t.seq, 'pipeline stages' FROM stretch_rows t JOIN piped p USING (session)
+    SELECT t.process_id, t.seq, w.why FROM stretch_rows t JOIN whole w USING (session)
 )
 SELECT t.process_id, t.seq, t.steps, min(r.why) AS why
 FROM reasons r JOIN stretches t USING (process_id, seq) GROUP BY t.process_id, t.seq, t.steps
