@@ -30,7 +30,7 @@ EDGE = 8
 SHORT = 64
 """A run of rows of one process that is shorter is not worth summing."""
 SAMPLED = 512
-"""See the view `sampled`: the usual step comes from about this many steps of a session."""
+"""See the view `step_samples`: the usual step comes from about this many steps of a session."""
 MIX, MASK = 40_503, 65_535
 FEW = 50
 """Thresholds are raised until at most one row in this many is loose for its length."""

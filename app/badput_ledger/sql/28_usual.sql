@@ -25,7 +25,7 @@ sampled AS (
 ),
 early AS (
     SELECT s.session, s.step, f.usual_ns, quantile_disc(s.plain_ns, 0.5) AS plain_ns
-    FROM samples s JOIN sampled f USING (session)
+    FROM step_samples s JOIN sampled f USING (session)
     WHERE s.step <= coalesce(f.step, s.step) AND f.usual_ns IS NOT NULL GROUP BY ALL
 ),
 first AS (

@@ -3,7 +3,7 @@
 WITH obs AS (
     SELECT t.session, u.world_size, u.batch, coalesce(t.stage, -1) AS stage, t.step,
            max(t.n_steps) AS n_steps, quantile_disc(t.plain_ns, 0.5) AS plain_ns
-    FROM samples t JOIN usual u USING (session)
+    FROM step_samples t JOIN usual u USING (session)
     JOIN step_medians m ON m.session = t.session AND m.step = t.step AND m.usable
     WHERE t.sampled
     GROUP BY ALL

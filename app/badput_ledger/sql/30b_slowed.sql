@@ -16,7 +16,7 @@ plain AS (
            u.world_size, u.batch
     FROM fates f SEMI JOIN watched USING (session) JOIN members m USING (process_id)
     JOIN usual u ON u.session = f.session
-    JOIN (SELECT session, step, bool_and(usable) AS usable FROM samples GROUP BY session, step) d
+    JOIN (SELECT session, step, bool_and(usable) AS usable FROM step_samples GROUP BY session, step) d
       ON d.session = f.session AND d.step = f.row_step AND d.usable
     WHERE f.n_steps = f.row_steps AND f.row_step >= coalesce(u.first_usual_step, f.row_step)
 ),
