@@ -9,6 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from badput_ledger.books import open_books
 from badput_ledger.commands.annotate import main
@@ -17,6 +19,9 @@ from badput_ledger.text import render
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+T0 = 1_800_000_000 * 10**9
+"""When every made-up run begins, in ns since the epoch."""
 
 
 @pytest.fixture
@@ -296,3 +301,34 @@ def test_hostile_notes_stay_text(run: Path, capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert all(c.isprintable() or c == "\n" for c in out)
     assert all(c.isprintable() or c == "\n" for c in render(books_of(run)))
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["stop", "diagnosis", "held", "released", "spare", "rewind"]),
+            st.integers(0, 1_096_000_000_000),
+            st.integers(1, 1_096_000_000_000),
+            st.integers(1, 3),
+        ),
+        max_size=6,
+    )
+)
+def test_whatever_the_file_says_the_books_close(
+    run: Path, said: list[tuple[str, int, int, int]]
+) -> None:
+    """Contradictions, which the command refuses, are in the file all the same."""
+    lines = []
+    for number, (kind, start, length, places) in enumerate(said):
+        row = {"id": f"a{number}", "written_ns": 1, "kind": kind, "places": places, "step": 20}
+        row |= {"start_ns": T0 + start, "end_ns": T0 + start + length}
+        lines.append(json.dumps(row))
+    (run / "annotations.jsonl").write_text("\n".join(lines))
+    for gaps in ("unknown", "released"):
+        report = books_of(run, gaps=gaps)
+        assert len(report["annotations"]) == len(said)
+        assert report["held_gpu_seconds"] <= report["total_gpu_seconds"]
+    (run / "annotations.jsonl").unlink()
