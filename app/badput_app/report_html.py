@@ -153,6 +153,7 @@ def _key_figures(report: Mapping[str, Any]) -> str:
     per = cost["per_kept_token"]
     items = [
         ("kept time", fmt.percent(kept["value"]), _bounds(kept)),
+        *_without_stops(kept),
         ("goodput", fmt.percent(good["value"]), f"measured: {inside}"),
         (
             f"{report['units']}-{word}",
@@ -171,6 +172,13 @@ def _key_figures(report: Mapping[str, Any]) -> str:
         for name, value, more in items
     )
     return f'<dl class="figures">{cells}</dl>'
+
+
+def _without_stops(kept: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    if kept.get("without_stops") is None:
+        return []
+    said = "by annotation (A.stop)"
+    return [("without planned stops", fmt.percent(kept["without_stops"]), said)]
 
 
 def _bounds(figure: Mapping[str, Any]) -> str:

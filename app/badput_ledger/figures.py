@@ -139,8 +139,13 @@ def ratio(
 
 
 def kept_time(leaves: list[LeafSum], total: int) -> dict[str, float | None]:
-    """(G + H) / total."""
-    return ratio(leaves, lambda leaf: leaf[0] in "GH", total)
+    """(G + H) / total; with planned stops also ``without_stops``, over the total without them."""
+    found = ratio(leaves, lambda leaf: leaf[0] in "GH", total)
+    stopped = next((leaf.ns or 0 for leaf in leaves if leaf.id == "A.stop"), 0)
+    if stopped and found["value"] is not None:
+        rest = total - stopped
+        found["without_stops"] = found["value"] * total / rest if rest > 0 else None
+    return found
 
 
 def goodput(leaves: list[LeafSum], total: int) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from badput_ledger.errors import BooksError
 
@@ -28,8 +29,23 @@ def _text(books: Books, file: IO[str]) -> None:
 
 
 def _json(books: Books, file: IO[str]) -> None:
-    json.dump(books.report(), file, indent=1, allow_nan=False)
-    file.write("\n")
+    report = books.report()
+    try:
+        said = json.dumps(report, indent=1, allow_nan=False)
+    except ValueError:  # a number of the run's own that JSON has no word for
+        said = json.dumps(_finite(report), indent=1, allow_nan=False)
+    file.write(f"{said}\n")
+
+
+def _finite(value: object) -> object:
+    """The same with NULL for what is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in cast("dict[str, object]", value).items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in cast("list[object]", value)]
+    return value
 
 
 def _markdown(books: Books, file: IO[str]) -> None:

@@ -195,6 +195,17 @@ def _ratio(key: str) -> Callable[[dict[str, Any]], Figure]:
     return find
 
 
+def _unstopped(report: dict[str, Any]) -> Figure:
+    """Kept time over the total without A.stop; the same as kept time if nobody said that it was."""
+    kept = _ratio("kept_time")(report)
+    stopped = report["leaves"]["A.stop"]["gpu_seconds"] or 0.0
+    rest = report["total_gpu_seconds"] - stopped
+    if kept.value is None or rest <= 0:
+        return Figure(None, reason=kept.reason or "all of its time was a planned stop")
+    bounds = [min(1.0, (x or 0.0) * report["total_gpu_seconds"] / rest) for x in (kept.lo, kept.hi)]
+    return Figure(kept.value * report["total_gpu_seconds"] / rest, bounds[0], bounds[1])
+
+
 def _group(letters: str) -> Callable[[dict[str, Any]], Figure]:
     leaves = tuple(leaf for leaf in LEAF_IDS if leaf[0] in letters)
     return lambda report: _share(report, leaves)
@@ -245,6 +256,7 @@ def _per_mtok(report: dict[str, Any]) -> Figure:
 
 GATES: tuple[Gate, ...] = (
     Gate("kept-time", True, "share", "kept time", _ratio("kept_time")),
+    Gate("kept-time-without-stops", True, "share", "kept time without planned stops", _unstopped),
     Gate("goodput", True, "share", "goodput", _ratio("goodput")),
     Gate("at-peak", True, "share", "time at peak", _ratio("at_peak")),
     Gate("lost", False, "share", "lost work (D) as a share of the time", _group("D")),

@@ -100,6 +100,8 @@ def _figures(report: dict[str, Any]) -> list[str]:
         lines.append(
             bullet(f"kept time {kept['value']:.2%} (bounds {kept['lo']:.2%} to {kept['hi']:.2%})")
         )
+        if kept.get("without_stops") is not None:
+            lines.append(bullet(f"kept time without planned stops {kept['without_stops']:.2%}"))
         inside = ", ".join(good["measured"]) or "nothing inside steps"
         lines.append(bullet(f"goodput {good['value']:.2%}, measured: {inside}"))
     unknown = [leaf for leaf, row in report["leaves"].items() if row["gpu_seconds"] is None]

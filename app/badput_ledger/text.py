@@ -104,6 +104,9 @@ def _figures(report: dict[str, Any]) -> list[str]:
     text = f"kept time {kept['value']:.2%}"
     if kept["hi"] - kept["lo"] > 1e-9:
         text += f" (between {kept['lo']:.2%} and {kept['hi']:.2%})"
+    if kept.get("without_stops") is not None:
+        stopped = _time(report["leaves"]["A.stop"]["gpu_seconds"], report)
+        text += f"; {kept['without_stops']:.2%} without planned stops of {stopped}"
     released = report["total_gpu_seconds"] - report["held_gpu_seconds"]
     if released and report["held_gpu_seconds"]:
         share = kept["value"] * report["total_gpu_seconds"] / report["held_gpu_seconds"]

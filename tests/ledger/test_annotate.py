@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from badput_ledger.books import open_books
 from badput_ledger.commands.annotate import main
+from badput_ledger.commands.gate import main as gate_main
 from badput_ledger.fsck import check
+from badput_ledger.markdown import render as markdown
 from badput_ledger.text import render
 
 if TYPE_CHECKING:
@@ -78,6 +80,22 @@ def test_a_planned_stop_takes_its_part_of_the_gap(run: Path) -> None:
     assert "maintenance (ann)" in " ".join(text.split())
     stop = next(line for line in text.splitlines() if line.startswith("  stop"))
     assert stop.endswith("(said)")
+
+
+def test_a_stop_that_was_marked_has_its_own_denominator_and_is_printed(run: Path) -> None:
+    """A weekend between two sessions: listed, and left out where somebody said that it was one."""
+    before = books_of(run)
+    assert "without_stops" not in before["kept_time"]
+    assert main([str(run), "--stop", "+51s..+1051s", "--note", "weekend"]) == 0
+    after = books_of(run)
+    # 60 kept steps of a second on each of two ranks; 1096 s, 1000 of them stopped
+    assert after["kept_time"]["value"] == pytest.approx(60 / 1096)
+    assert after["kept_time"]["without_stops"] == pytest.approx(60 / 96)
+    text = " ".join(render(after).split())
+    assert "62.50% without planned stops of 33.3 GPU-minutes" in text
+    assert gate_main([str(run), "--min-kept-time", "0.6"]) == 1
+    assert gate_main([str(run), "--min-kept-time-without-stops", "0.6"]) == 0
+    assert "62.50%" in markdown(after)
 
 
 def test_a_stop_that_reaches_into_sessions_counts_only_where_nothing_ran(run: Path) -> None:

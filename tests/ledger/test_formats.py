@@ -135,6 +135,18 @@ def test_output_to_a_device_works(hostile: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
+def test_numbers_that_json_lacks_are_null(
+    hostile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from badput_ledger.books import Books
+
+    real = Books.report
+    more = {"x": [{"y": float("nan")}, float("inf"), 1.5]}
+    monkeypatch.setattr(Books, "report", lambda self: real(self) | more)
+    said = json.loads(printed(hostile, capsys, "--json"), parse_constant=pytest.fail)
+    assert said["x"] == [{"y": None}, None, 1.5]
+
+
 def test_a_run_folder_whose_name_is_not_utf8_is_read(
     hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
