@@ -120,6 +120,26 @@ def test_held_and_released_decide_what_is_paid(run: Path) -> None:
     assert seconds(after, "A.requeue") == 1000
 
 
+def test_what_ran_was_held_whatever_a_person_says(run: Path) -> None:
+    assert main([str(run), "--released", "+20s..+551s"]) == 0
+    after = books_of(run)
+    assert after["total_gpu_seconds"] - after["held_gpu_seconds"] == 1000
+
+
+def test_what_a_source_said_of_a_place_stays(make: Any) -> None:
+    pid = make.process(0, init=1)
+    make.steps(pid, 1, 9, 1, 1.0)
+    make.end(pid, 10)
+    for start, end, held in ((-50, 0, "yes"), (10, 40, "unknown")):
+        make.add("allocations", slot=0, start_ns=T0 + start * 10**9, end_ns=T0 + end * 10**9,
+                 held=held, evidence="accounting")  # fmt: skip
+    run = make.write()
+    assert books_of(run)["held_gpu_seconds"] == 90
+    assert main([str(run), "--released", "..."]) == 2
+    assert main([str(run), "--released", ".."]) == 0
+    assert books_of(run)["held_gpu_seconds"] == 60
+
+
 def test_a_person_knows_better_that_the_same_job_gave_its_gpus_back(make: Any) -> None:
     for start in (0, 100):
         pid = make.process(start, init=start + 1, job_id="7")

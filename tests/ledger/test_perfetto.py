@@ -132,6 +132,39 @@ def test_steps_and_traced_spans_lie_inside_each_other(run: Path, tmp_path: Path)
     assert sum(e["name"].startswith("step ") for _, _, e in lane) == 50 + 40
 
 
+def test_spans_of_two_threads_that_overlap_are_cut_and_not_crossed(
+    make: Any, tmp_path: Path
+) -> None:
+    pid = make.process(0, init=1)
+    make.steps(pid, 1, 3, 1, 1.0)
+    for number, (start, dur) in enumerate([(1.1, 0.3), (1.2, 0.4), (1.3, 0.1)]):
+        make.add("traces", process_id=pid, seq=900, number=number, rank=0, step=1,
+                 name=f"t{number}", start_ns=make.at(start), dur_ns=round(dur * 1e9))  # fmt: skip
+    make.end(pid, 4)
+    trace = trace_of(make.write(), tmp_path)
+    check_nesting(trace)
+    assert sum(e["name"].startswith("t") for e in trace["traceEvents"] if e["ph"] == "X") == 3
+
+
+def test_bins_are_no_wider_than_they_must_be(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = make.process(0, init=1)
+    at = 1.0
+    for step in range(1, 201):
+        make.step(pid, step, at, 1.0)
+        make.span(pid, "save", at + 1, 0.5)
+        at += 1.5
+    make.end(pid, at)
+    run = make.write()
+    monkeypatch.setattr(perfetto, "MAX_SLICES", 100)
+    trace = trace_of(run, tmp_path)
+    check_books(run, trace)
+    check_nesting(trace)
+    shown = [e for e in trace["traceEvents"] if "leaf" in e["args"]]
+    assert 25 <= len(shown) <= 100
+
+
 def test_counters_and_instants(run: Path, tmp_path: Path) -> None:
     events = trace_of(run, tmp_path)["traceEvents"]
     loss = [e["args"]["loss"] for e in events if e["ph"] == "C" and e["name"] == "loss"]
