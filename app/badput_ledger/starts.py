@@ -85,7 +85,7 @@ def _parts(books: Books, sessions: list[str]) -> list[list[Part]]:
         part = (session, leaf, int(row["ns"]) - ns, int(row["billed_ns"]) - held)
         own.setdefault(session, []).append(part)
     found: list[list[Part]] = []
-    for session, following in zip(sessions, [*sessions[1:], ""], strict=True):
+    for session, following in zip(sessions, [*sessions[1:], ""][: len(sessions)], strict=True):
         gap = [(following, leaf, *times) for leaf, times in before.get(following, {}).items()]
         found.append(own.get(session, []) + gap)
     return found
