@@ -25,6 +25,7 @@ from badput_ledger.paths import readable
 from badput_ledger.price import Pricing, check_price, choose_price
 from badput_ledger.price_options import Tariff
 from badput_ledger.scan import StepScan, scan_steps
+from badput_ledger.tokens import Tokens, count_tokens
 
 if TYPE_CHECKING:
     import os
@@ -79,6 +80,7 @@ class Books:
         self._lock = threading.Lock()
         self._report: dict[str, Any] | None = None
         self._costs: Costs | None = None
+        self._tokens: Tokens | None = None
 
     def __enter__(self) -> Books:
         return self
@@ -118,6 +120,13 @@ class Books:
         if self._costs is None:
             self._costs = build_costs(self)
         return self._costs
+
+    @property
+    def tokens(self) -> Tokens:
+        """What every step's tokens became."""
+        if self._tokens is None:
+            self._tokens = count_tokens(self)
+        return self._tokens
 
     def timeline(self) -> list[Segment]:
         """Level 1 of the books, in order of rank and time, equal neighbours merged."""

@@ -57,7 +57,7 @@ def leaf_sums(books: Books) -> list[LeafSum]:
         leaf = str(row["leaf"])
         down[leaf] = down.get(leaf, 0) + int(row["down"])
         up[leaf] = up.get(leaf, 0) + int(row["up"])
-    tokens = _leaf_tokens(books)
+    tokens = books.tokens.by_leaf()
     reasons = null_reasons(books)
     found: list[LeafSum] = []
     for leaf in LEAF_IDS:
@@ -72,15 +72,6 @@ def leaf_sums(books: Books) -> list[LeafSum]:
             continue
         low = max(0, ns - down.get(leaf, 0))
         found.append(LeafSum(leaf, ns, billed, low, ns + more, tokens.get(leaf), None))
-    return found
-
-
-def _leaf_tokens(books: Books) -> dict[str, int]:
-    """Tokens of lost, skipped and kept steps, by the leaf that takes them."""
-    found: dict[str, int] = {}
-    for row in books.rows("FROM token_counts WHERE tokens IS NOT NULL"):
-        leaf = "H.productive" if row["fate"] == "kept" else str(row["fate"])
-        found[leaf] = found.get(leaf, 0) + int(row["tokens"])
     return found
 
 

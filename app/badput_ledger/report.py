@@ -14,6 +14,7 @@ from badput_ledger.paths import shown
 from badput_ledger.pipeline import build_pipeline
 from badput_ledger.quality import build_quality
 from badput_ledger.starts import build_starts
+from badput_ledger.tokens import build_tokens
 from badput_ledger.verdict import build_verdict
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def build_report(books: Books) -> dict[str, Any]:
         "goodput": goodput(leaves, total),
         "at_peak": None,
         "steps": _steps(books),
-        "tokens": _tokens(books),
+        "tokens": build_tokens(books),
         "sessions": _sessions(books),
         "pipeline": build_pipeline(books),
         "learning": None,
@@ -135,24 +136,6 @@ def _steps(books: Books) -> dict[str, Any]:
         "skipped": skipped,
         "last": last,
         "by_fate": dict(sorted(by_fate.items())),
-    }
-
-
-def _tokens(books: Books) -> dict[str, Any]:
-    rows = [r for r in books.rows("FROM token_counts") if r["tokens"] is not None]
-    if not rows:
-        return dict.fromkeys(("processed", "kept", "lost", "skipped", "padding"))
-
-    def total(letter: str, column: str = "tokens") -> int:
-        return sum(int(r[column] or 0) for r in rows if str(r["fate"]).startswith(letter))
-
-    padded = any(r["padding"] is not None for r in rows)
-    return {
-        "processed": total(""),
-        "kept": total("kept"),
-        "lost": total("D."),
-        "skipped": total("F."),
-        "padding": total("kept", "padding") if padded else None,
     }
 
 

@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from badput_ledger.taxonomy import BY_ID, GROUPS
-from badput_ledger.text_money import cost_lines
+from badput_ledger.text_money import cost_lines, token_lines, tree_lines
 from badput_ledger.units import amount, decimals, money, plural, time_scale
 
 WIDTH = 80
@@ -25,7 +25,8 @@ def render(report: dict[str, Any]) -> str:
               f"{run['start']} to {run['end']}")]  # fmt: skip
     lines += _waterfall(report) + _steps(report) + _pipeline(report)
     lines += _starts(report)
-    lines += _sessions(report) + _incidents(report) + _annotations(report) + _quality(report)
+    lines += _sessions(report) + tree_lines(report) + _incidents(report)
+    lines += _annotations(report) + _quality(report)
     return "\n".join(lines) + "\n"
 
 
@@ -118,7 +119,7 @@ def _figures(report: dict[str, Any]) -> list[str]:
 
 
 def _steps(report: dict[str, Any]) -> list[str]:
-    steps, tokens = report["steps"], report["tokens"]
+    steps = report["steps"]
     text = (
         f"steps     {steps['executed']} executed = {steps['kept']} kept + {steps['lost']} lost"
         f" + {steps['skipped']} skipped"
@@ -126,12 +127,7 @@ def _steps(report: dict[str, Any]) -> list[str]:
     if steps["lost_hi"] != steps["lost"]:
         text += f" (lost: {steps['lost_lo']} to {steps['lost_hi']})"
     lines = ["", *_wrapped(text)]
-    if tokens["processed"] is not None:
-        lines += _wrapped(
-            f"tokens    {tokens['processed']:,} processed, {tokens['kept']:,} kept, "
-            f"{tokens['lost']:,} lost, {tokens['skipped']:,} skipped"
-        )
-    for line in cost_lines(report):
+    for line in [*token_lines(report), *cost_lines(report)]:
         lines += _wrapped(clean(line))
     return lines
 

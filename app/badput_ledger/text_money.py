@@ -1,13 +1,15 @@
-"""The report's text about money."""
+"""The report's text about money, tokens and what the run descends from."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from badput_ledger.units import amount, money, time_scale
+from badput_ledger.units import amount, money, plural, time_scale
 
 SHOWN = 4
 """Rates that the text lists; all are in the JSON."""
+BRANCHES = 12
+"""Sessions that the text lists in the tree."""
 
 
 def cost_lines(report: dict[str, Any]) -> list[str]:
@@ -43,6 +45,54 @@ def _rates(report: dict[str, Any]) -> list[str]:
         lines.append(f"          {kind}{what} at {price} an hour{when}: {spent}")
     more = len(cost["rates"]) - SHOWN
     return [*lines, *([f"          and {more} more rates in --json"] if more > 0 else [])]
+
+
+def token_lines(report: dict[str, Any]) -> list[str]:
+    """Tokens by what became of them. Lines to be wrapped."""
+    tokens = report["tokens"]
+    if tokens["processed"] is None:
+        return []
+    text = f"tokens    {tokens['processed']:,} processed = {tokens['kept']:,} kept + "
+    text += f"{tokens['lost']:,} lost + {tokens['skipped']:,} skipped"
+    if tokens["padding"] is not None:
+        text += f" + {tokens['padding']:,} padding"
+    if tokens["lo"] != tokens["hi"]:
+        more = "or more" if tokens["hi"] is None else f"to {tokens['hi']:,}"
+        text += f" (processed: {tokens['lo']:,} {more})"
+    risk, lines = tokens["at_risk"], [text]
+    if risk["steps"]:
+        many = "" if risk["tokens"] is None else f", {risk['tokens']:,} tokens"
+        lines.append(
+            f"at risk   {plural(risk['steps'], 'step')}{many} since the last durable "
+            f"checkpoint, of step {risk['after_step']}"
+        )
+    return lines
+
+
+def tree_lines(report: dict[str, Any]) -> list[str]:
+    """What each session went on from, kept and lost; nothing where one session is all."""
+    nodes = report["tokens"]["tree"]
+    if len(nodes) < 2 and not any(n["rewound_to"] for n in nodes):
+        return []
+    lines = ["", "rollback tree"]
+    for node in nodes[:BRANCHES]:
+        steps, tokens = node["steps"], node["tokens"]
+        origin = f" <- {node['parent']} at step {node['from_step']}" if node["parent"] else ""
+        if node["last_step"] is None:
+            lines.append(f"  {node['session']}: no step")
+            continue
+        parts = [
+            f"{steps[what]:,} {what}"
+            + (f" ({tokens[what]:,} tokens)" if tokens[what] is not None else "")
+            for what in ("kept", "lost", "skipped")
+            if steps[what]
+        ]
+        apart = "" if node["on_path"] else "; not in the final model"
+        undone = ", ".join(str(step) for step in node["rewound_to"][:SHOWN])
+        back = f"; rolled back to {undone}" if undone else ""
+        lines.append(f"  {node['session']}{origin}: {', '.join(parts) or 'nothing'}{back}{apart}")
+    more = len(nodes) - BRANCHES
+    return [*lines, *([f"  and {plural(more, 'session')} more in --json"] if more > 0 else [])]
 
 
 def _time(seconds: float, report: dict[str, Any]) -> str:
