@@ -79,6 +79,8 @@ class Books:
         self._locked = False
         self._lock = threading.Lock()
         self._report: dict[str, Any] | None = None
+        self.reference: Books | None = None
+        """A run whose loss curve this one is held against; set it before the report."""
         self._costs: Costs | None = None
         self._tokens: Tokens | None = None
 

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 from badput_ledger.books import open_books
@@ -47,18 +48,29 @@ def report_main(argv: Sequence[str]) -> int:
     parser.add_argument("--price", metavar="X", help="money per GPU-hour, such as 2.50")
     parser.add_argument("--currency", default="USD", metavar="C")
     add_arguments(parser)
+    parser.add_argument(
+        "--reference", metavar="REF", help="a run whose loss curve this one is held against"
+    )
     add_gaps(parser)
     args = parser.parse_intermixed_args(argv)
 
     def work() -> int:
         price = None if args.price is None else parse_price(args.price)
         write = writer("json" if args.json else args.format, args.output)
-        with open_books(
-            args.run, price=price, currency=args.currency, gaps=args.gaps, tariff=tariff_of(args)
-        ) as books:
+        with ExitStack() as opened:
+            tariff = tariff_of(args)
+            books = opened.enter_context(
+                open_books(
+                    args.run, price=price, currency=args.currency, gaps=args.gaps, tariff=tariff
+                )
+            )
+            told = 0
+            if args.reference is not None:
+                books.reference = opened.enter_context(open_books(args.reference))
+                told = tell_broken("report", books.reference)
             with output(args.output) as file:
                 write(books, file)
-            return tell_broken("report", books)
+            return max(told, tell_broken("report", books))
 
     return guarded("report", work)
 

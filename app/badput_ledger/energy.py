@@ -45,7 +45,7 @@ def gpu_energy(con: duckdb.DuckDBPyConnection, begin_ns: int, end_ns: int) -> li
     between its two samples, so a window's ends need not be samples.
     """
     found: list[Energy] = []
-    for row in store.rows(con, _QUERY, [begin_ns, end_ns, MAX_GAP_NS]):
+    for row in store.rows(con, _QUERY, [begin_ns, end_ns]):
         counted, metered = row["counter_ns"] or 0, row["power_ns"] or 0
         source = COUNTER if counted else POWER if metered else None
         reason = None if source else "not_measured"
@@ -65,7 +65,8 @@ def total_energy(found: list[Energy]) -> float | None:
     return sum(known) if known and len(known) == len(found) else None
 
 
-_QUERY = """
+# a number of our own only
+PIECES = f"""
 WITH whole AS (
     SELECT gpu_uuid, time_ns, max(energy_j) AS energy_j, max(power_w) AS power_w
     FROM gpu_samples
@@ -76,7 +77,7 @@ counted AS (
     SELECT gpu_uuid, lag(time_ns) OVER w AS from_ns, time_ns AS to_ns,
            energy_j - lag(energy_j) OVER w AS joules,
            (power_w + lag(power_w) OVER w) / 2 * (time_ns - lag(time_ns) OVER w) / 1e9 AS instead,
-           time_ns - lag(time_ns) OVER w <= $3 AS near
+           time_ns - lag(time_ns) OVER w <= {MAX_GAP_NS} AS near
     FROM whole WHERE energy_j IS NOT NULL
     WINDOW w AS (PARTITION BY gpu_uuid ORDER BY time_ns)
 ),
@@ -92,8 +93,13 @@ pieces AS (
            CASE WHEN joules >= 0 THEN joules WHEN near THEN instead END AS joules
     FROM counted
     UNION ALL
-    SELECT gpu_uuid, 'power', from_ns, to_ns, joules FROM metered WHERE to_ns - from_ns <= $3
-),
+    SELECT gpu_uuid, 'power', from_ns, to_ns, joules FROM metered
+    WHERE to_ns - from_ns <= {MAX_GAP_NS}
+)
+"""  # noqa: S608
+"""CTEs that end with `pieces`: joules between two samples of a GPU, by source."""
+
+_QUERY = f"""{PIECES},
 cut AS (
     SELECT gpu_uuid, source, joules, to_ns - from_ns AS dur_ns,
            least(to_ns, $2) - greatest(from_ns, $1) AS in_ns
@@ -107,4 +113,4 @@ SELECT gpu_uuid,
        sum(in_ns) FILTER (WHERE source = 'power') AS power_ns
 FROM (SELECT DISTINCT gpu_uuid FROM whole) LEFT JOIN cut USING (gpu_uuid)
 GROUP BY gpu_uuid ORDER BY gpu_uuid
-"""
+"""  # noqa: S608 - see PIECES

@@ -10,12 +10,14 @@ from badput_ledger.cost import build_cost, rounded
 from badput_ledger.definitions import definitions
 from badput_ledger.figures import LeafSum, goodput, kept_time, leaf_sums
 from badput_ledger.incidents import build_incidents
+from badput_ledger.learning import build_learning
 from badput_ledger.paths import shown
 from badput_ledger.pipeline import build_pipeline
 from badput_ledger.quality import build_quality
 from badput_ledger.starts import build_starts
 from badput_ledger.tokens import build_tokens
 from badput_ledger.verdict import build_verdict
+from badput_ledger.waterfall import build_waterfall
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
@@ -45,7 +47,7 @@ def build_report(books: Books) -> dict[str, Any]:
         "tokens": build_tokens(books),
         "sessions": _sessions(books),
         "pipeline": build_pipeline(books),
-        "learning": None,
+        "learning": build_learning(books, books.reference),
         "checkpoints": _checkpoints(books),
         "incidents": build_incidents(books),
         "annotations": [a.plain() for a in books.facts.said],
@@ -53,6 +55,7 @@ def build_report(books: Books) -> dict[str, Any]:
         "definitions": definitions(books),
     }
     report["cost"] = build_cost(books, report)
+    report["waterfall"] = build_waterfall(books, report, leaves)
     report["quality"] = build_quality(books, report)
     report["verdict"] = build_verdict(books, report)
     return report

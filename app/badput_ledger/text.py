@@ -6,7 +6,13 @@ import textwrap
 from typing import Any
 
 from badput_ledger.taxonomy import BY_ID, GROUPS
-from badput_ledger.text_money import cost_lines, token_lines, tree_lines
+from badput_ledger.text_money import (
+    cost_lines,
+    learning_lines,
+    token_lines,
+    tree_lines,
+    waterfall_lines,
+)
 from badput_ledger.units import amount, decimals, money, plural, time_scale
 
 WIDTH = 80
@@ -23,8 +29,10 @@ def render(report: dict[str, Any]) -> str:
         )
     lines += ["", *_wrapped(f"run {clean(run['name'])}, source {clean(run['source'])}, "
               f"{run['start']} to {run['end']}")]  # fmt: skip
-    lines += _waterfall(report) + _steps(report) + _pipeline(report)
-    lines += _starts(report)
+    lines += _waterfall(report)
+    for text in waterfall_lines(report):
+        lines += _wrapped(clean(text)) or [""]
+    lines += _steps(report) + _pipeline(report) + _starts(report)
     lines += _sessions(report) + tree_lines(report) + _incidents(report)
     lines += _annotations(report) + _quality(report)
     return "\n".join(lines) + "\n"
@@ -127,7 +135,7 @@ def _steps(report: dict[str, Any]) -> list[str]:
     if steps["lost_hi"] != steps["lost"]:
         text += f" (lost: {steps['lost_lo']} to {steps['lost_hi']})"
     lines = ["", *_wrapped(text)]
-    for line in [*token_lines(report), *cost_lines(report)]:
+    for line in [*token_lines(report), *cost_lines(report), *learning_lines(report)]:
         lines += _wrapped(clean(line))
     return lines
 

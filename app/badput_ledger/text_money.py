@@ -69,6 +69,54 @@ def token_lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def waterfall_lines(report: dict[str, Any]) -> list[str]:
+    """From billed time to learning, each stage as a share of the one before."""
+    stages = report["waterfall"]["stages"]
+    if not stages[0]["gpu_seconds"]:
+        return []
+    currency = report["cost"]["currency"]
+    unit = time_scale(report["total_gpu_seconds"])[1]
+    head = f"{'from paid to learning':<24}{report['units'] + '-' + unit:>14}"
+    head += f"{'of previous':>13}{'of all':>9}"
+    lines = ["", head + (f"{currency:>12}" if stages[0]["cost"] is not None else "")]
+    unknown: list[str] = []
+    for stage in stages:
+        name = stage["stage"].replace("_", " ")
+        if stage["gpu_seconds"] is None:
+            unknown.append(f"{name} is not known: {stage['reason']}")
+            continue
+        scale = time_scale(report["total_gpu_seconds"])[0]
+        row = f"  {name:<22}{amount(stage['gpu_seconds'] / scale):>14}"
+        share = stage["share_of_previous"]
+        row += f"{share:>13.1%}" if share is not None else f"{'':>13}"
+        row += f"{stage['share_of_allocated']:>9.1%}"
+        row += f"{money(stage['cost'], currency):>12}" if stage["cost"] is not None else ""
+        lines.append(row)
+    return lines + [f"  {sentence}" for sentence in unknown]
+
+
+def learning_lines(report: dict[str, Any]) -> list[str]:
+    """How much kept tokens taught, where that is known. Lines to be wrapped."""
+    learning, lines = report["learning"], list[str]()
+    against, noise = learning["reference"], learning["gradient_noise"]
+    if against["efficiency"] is not None:
+        lines.append(
+            f"learning  {against['efficiency']:.1%} of the reference {against['run']}: at loss "
+            f"{against['loss']:.4g} {against['tokens']:,.0f} tokens here, "
+            f"{against['effective_tokens']:,.0f} there ({against['lo']:.1%} to {against['hi']:.1%} "
+            "over the last quarter)"
+        )
+    elif against["run"] is not None:
+        lines.append(f"learning  not held against {against['run']}: {against['reason']}")
+    if noise["efficiency"] is not None:
+        lines.append(
+            f"learning  {noise['efficiency']:.1%} by gradient noise: noise scale "
+            f"{amount(noise['noise_scale'])} samples at a batch of {noise['batch']:,}, against one "
+            f"of {noise['first_batch']:,} ({noise['first_batch_source']})"
+        )
+    return lines
+
+
 def tree_lines(report: dict[str, Any]) -> list[str]:
     """What each session went on from, kept and lost; nothing where one session is all."""
     nodes = report["tokens"]["tree"]
