@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from badput_ledger.isotonic import Block, falling, reached
-from badput_ledger.noise import build_noise
+from badput_ledger.noise import KEPT, build_noise
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
@@ -89,10 +89,9 @@ def loss_curve(books: Books) -> Curve | str:
         return "some replicas tell no tokens"
     rows = books.rows(
         # one number a step: of the ranks of a replica the greatest count, as in the token ledger
-        "WITH told AS (SELECT d.session, d.replica, d.step, max(d.tokens) AS tokens, "
-        "avg(s.loss) FILTER (WHERE abs(s.loss) < 1e100) AS loss, max(d.n_steps) AS n "
-        "FROM divided d JOIN steps s USING (process_id, seq) WHERE d.fate = 'kept' "
-        "GROUP BY d.session, d.replica, d.step), "
+        f"{KEPT}, told AS (SELECT session, replica, step, max(tokens) AS tokens, "  # noqa: S608
+        "avg(loss) FILTER (WHERE abs(loss) < 1e100) AS loss, max(n_steps) AS n "
+        "FROM kept GROUP BY session, replica, step), "
         "step AS (SELECT session, step, sum(tokens) AS tokens, avg(loss) AS loss, max(n) AS n "
         "FROM told GROUP BY session, step) "
         "SELECT z.ord, step, tokens::BIGINT AS tokens, loss, n FROM step "

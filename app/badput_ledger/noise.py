@@ -100,20 +100,31 @@ def _smoothed(rows: list[dict[str, Any]], first: int) -> dict[str, Any]:
     return {"steps": used, "noise_scale": phi, "efficiency": weighted / samples}
 
 
-_STEPS = """
-WITH told AS (
-    SELECT d.session, d.step, d.replica, max(s.samples // s.n_steps) AS samples,
+KEPT = """
+WITH kept AS (
+    SELECT m.session, m.replica, s.* FROM steps s JOIN members m USING (process_id)
+    JOIN cuts c USING (session)
+    WHERE s.step <= least(c.kept_upto, c.completed_upto)
+      AND NOT EXISTS (FROM skips k WHERE k.session = m.session AND k.step = s.step)
+      AND NOT EXISTS (FROM rewinds w WHERE w.session = m.session AND w.rank = m.rank
+                      AND w.time_ns > s.start_ns AND w.to_step < s.step)
+)"""
+"""The rows of kept steps, long runs too, whose rows are not in `divided`. One that is only partly
+kept, as it covers several steps, is left out."""
+
+_STEPS = f"""{KEPT},
+told AS (
+    SELECT s.session, s.step, s.replica, max(s.samples // s.n_steps) AS samples,
            avg(s.grad_norm * s.grad_norm) FILTER (WHERE abs(s.grad_norm) < 1e100) AS big,
            avg(s.grad_norm_small * s.grad_norm_small)
                FILTER (WHERE abs(s.grad_norm_small) < 1e100) AS small,
            max(s.samples_small) AS n_small,
            count(DISTINCT s.samples_small) AS sizes
-    FROM divided d JOIN steps s USING (process_id, seq) WHERE d.fate = 'kept'
-    GROUP BY d.session, d.step, d.replica
+    FROM kept s GROUP BY s.session, s.step, s.replica
 )
 SELECT z.ord, t.step, sum(t.samples)::BIGINT AS batch, avg(t.big) AS big,
        avg(t.small) AS small,
        CASE WHEN count(DISTINCT t.n_small) = 1 AND max(t.sizes) = 1
             THEN max(t.n_small) END AS n_small
 FROM told t JOIN sessions z USING (session) GROUP BY z.ord, t.step ORDER BY z.ord, t.step
-"""
+"""  # noqa: S608 - our own text only

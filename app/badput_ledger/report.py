@@ -17,7 +17,7 @@ from badput_ledger.quality import build_quality
 from badput_ledger.starts import build_starts
 from badput_ledger.tokens import build_tokens
 from badput_ledger.verdict import build_verdict
-from badput_ledger.waterfall import build_waterfall
+from badput_ledger.waterfall import build_at_peak, build_waterfall
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
@@ -42,7 +42,7 @@ def build_report(books: Books) -> dict[str, Any]:
         "leaves": {leaf.id: _leaf(books, leaf) for leaf in leaves},
         "kept_time": kept_time(leaves, total),
         "goodput": goodput(leaves, total),
-        "at_peak": None,
+        "at_peak": build_at_peak(books),
         "steps": _steps(books),
         "tokens": build_tokens(books),
         "sessions": _sessions(books),

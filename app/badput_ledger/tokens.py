@@ -116,9 +116,10 @@ def _by_step(books: Books, places: list[Place]) -> dict[Place, list[Count]]:
     """The replicas whose ranks disagree, each step by the rank that tells most of it.
 
     Only where every rank has a row for each single step: rows of several steps that begin and
-    end elsewhere on each rank have no common step to compare, and then the sums have to do.
+    end elsewhere on each rank have no common step to compare, and then the sums have to do, as
+    in long runs, whose rows are summed where they are alike.
     """
-    if not places:
+    if not places or books.rows("SELECT 1 FROM stretches LIMIT 1"):
         return {}
     rows = books.rows(
         "WITH odd AS (SELECT unnest($1::VARCHAR[]) AS session, unnest($2::INTEGER[]) AS replica), "
@@ -218,14 +219,20 @@ def at_risk(books: Books) -> dict[str, Any]:
     session, after = cut[0]["session"], int(cut[0]["at_risk_after"])
     steps = int(cut[0]["completed_upto"]) - after
     rows = books.rows(
-        "SELECT replica, max(tokens) AS tokens, max(steps) AS steps FROM (SELECT replica, rank, "
-        "sum(tokens)::BIGINT AS tokens, sum(n_steps)::BIGINT AS steps FROM divided "
-        "WHERE session = ? AND step > ? AND fate NOT LIKE 'D.%' GROUP BY ALL) GROUP BY replica",
+        "SELECT replica, max(tokens) AS tokens, max(steps) AS steps FROM ("
+        "SELECT replica, rank, sum(tokens)::BIGINT AS tokens, sum(steps)::BIGINT AS steps FROM ("
+        "SELECT replica, rank, sum(tokens)::BIGINT AS tokens, sum(n_steps)::BIGINT AS steps "
+        "FROM divided "
+        "WHERE session = $1 AND step > $2 AND fate NOT LIKE 'D.%' GROUP BY ALL UNION ALL "
+        "SELECT replica, rank, sum(tokens)::BIGINT, sum(steps)::BIGINT FROM stretch_fates "
+        "WHERE session = $1 AND before_step >= $2 AND fate NOT LIKE 'D.%' GROUP BY ALL"
+        ") GROUP BY replica, rank) GROUP BY replica",
         [session, after],
     )
     known = bool(rows) and all(r["tokens"] is not None and r["steps"] == steps for r in rows)
     tokens = sum(int(r["tokens"]) for r in rows) if known else None
-    return found | {"after_step": after, "steps": steps, "tokens": tokens}
+    why = {} if known else {"reason": "not every step after it tells its tokens"}
+    return found | {"after_step": after, "steps": steps, "tokens": tokens, **why}
 
 
 def tree(books: Books) -> list[dict[str, Any]]:

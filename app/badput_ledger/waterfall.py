@@ -6,6 +6,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger.cost import rounded
+from badput_ledger.definitions.flops import UnknownError, work_of
+from badput_ledger.definitions.summary import summarize
+from badput_ledger.tokens import at_risk
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
@@ -60,10 +63,31 @@ def build_waterfall(books: Books, report: dict[str, Any], leaves: list[LeafSum])
     return {"unit": report["units"], "stages": stages}
 
 
+def build_at_peak(books: Books) -> dict[str, Any]:
+    """Time that the kept FLOPs would take at the peak, as a share of the total; or why not."""
+    summary = summarize(books)
+    try:
+        work = work_of(summary)
+    except UnknownError as error:
+        return {"value": None, "reason": str(error)}
+    value = work.ideal_ns / summary.total if summary.total else None
+    kept = books.rows("SELECT sum(steps) AS n FROM step_counts WHERE fate = 'kept'")[0]["n"] or 0
+    risk = at_risk(books)["steps"] or 0
+    safe = Fraction(max(0, int(kept) - risk), int(kept)) if kept else Fraction(1)
+    return {
+        "value": rounded(value),
+        "lo": None if value is None else rounded(value * safe),
+        "hi": rounded(value),
+        "formula": work.formula,
+        "flops_per_token": float(work.per_token),
+        "peak_tflops": float(work.peak),
+        "peak_source": work.peak_source,
+    }
+
+
 def _at_peak(report: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     peak = report["at_peak"]
-    value = None if not peak else peak.get("value")
-    reason = "the run's FLOPs are not known" if not peak else peak.get("reason")
+    value, reason = peak["value"], peak.get("reason")
     seconds = None if value is None else value * report["total_gpu_seconds"]
     return _factor(
         "at_peak",

@@ -181,8 +181,26 @@ def test_the_waterfall_takes_each_group_off_once(make):
     assert stages["in_the_loop"]["share_of_previous"] == 100 / 120
     assert stages["computing"]["share_of_allocated"] == 0.5
     assert stages["in_the_loop"]["minus"] == {"B.teardown": 10, "C.model": 10}
-    assert stages["at_peak"]["reason"] == "the run's FLOPs are not known"
+    assert "the run does not say its FLOPs" in stages["at_peak"]["reason"]
     assert "G.bubble" in stages["computing"]["note"]
     text = " ".join(render(report).split())
     assert "in the loop 100 83.3% 83.3% $100.00" in text
-    assert "at peak is not known: the run's FLOPs are not known" in text
+    assert "at peak is not known: the run does not say its FLOPs" in text
+
+
+def test_time_at_the_peak_from_flops(make):
+    """1e12 FLOPs a token x 600 tokens at 10 TFLOP/s are 60 s of 100 s; all of it kept."""
+    pid = make.process(0)
+    make.steps(pid, 1, 10, 0, 10, tokens=60, data_ns=4.0)
+    make.end(pid, 100)
+    make.add(
+        "runs", process_id=pid, time_ns=1, source="t", flops_formula="per_token",
+        flops_inputs=json.dumps({"flops_per_token": 1e12}), config=json.dumps({"peak_tflops": 10}),
+    )  # fmt: skip
+    with open_books(make.write()) as books:
+        report = books.report()
+    assert report["at_peak"]["value"] == 0.6
+    assert report["at_peak"]["formula"] == "per_token"
+    stage = report["waterfall"]["stages"][5]
+    # computing is 60 s: exactly at the peak
+    assert (stage["gpu_seconds"], stage["share_of_previous"]) == (60, 1)
