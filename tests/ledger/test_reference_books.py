@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from badput.parts import write_rows
+from badput_ledger import store, stretch
 from badput_ledger.books import open_books
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -165,6 +166,20 @@ def agree(seed: int) -> None:
 @given(seed=st.integers(0, 1 << 30))
 def test_the_slow_books_agree_to_the_nanosecond(seed: int) -> None:
     agree(seed)
+
+
+@settings(
+    max_examples=6,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(seed=st.integers(0, 1 << 30))
+def test_they_agree_where_a_long_run_is_summed_in_stretches(seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "LONG_ROWS", 0)
+        patch.setattr(stretch, "SHORT", 3)
+        agree(seed)
 
 
 @pytest.mark.slow
