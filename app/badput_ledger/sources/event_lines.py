@@ -18,7 +18,7 @@ from badput_ledger.sources.clock import stamp
 from badput_ledger.sources.text import excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from badput_ledger.sources.text import TextLog
 
@@ -36,8 +36,9 @@ MOST_EVENTS = 6_000_000
 MOST_NODES = 1 << 17
 _TOLD = 20
 """Lines told one by one for each log and kind of trouble; the rest is counted."""
-_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
 _MARK = re.compile(rb'"event_type"\s*:\s*"(?:' + "|".join(KINDS).encode() + rb')"')
 
 
@@ -66,8 +67,8 @@ class Events:
 
     def in_order(self) -> list[int]:
         """Indices by time; equal times by kind, then by place in the log."""
-        time, kind = self.time, self.kind
-        return sorted(range(len(time)), key=lambda i: (time[i], kind[i]))
+        keys = [t * 8 + k for t, k in zip(self.time, self.kind, strict=True)]
+        return sorted(range(len(keys)), key=keys.__getitem__)
 
 
 class Reader:
@@ -86,10 +87,13 @@ class Reader:
         number = len(self._logs)
         self._logs.append(log)
         trouble: dict[str, list[int]] = {}
-        for line, raw in _lines(log):
-            what = self._take(log.clean(raw), number, line)
-            if what is not None:
-                trouble.setdefault(what, []).append(line)
+        for lines, numbers in _blocks(log):
+            at_once = _objects(lines)
+            for i, line in enumerate(numbers):
+                event = _object(log.clean(lines[i])) if at_once is None else at_once[i]
+                what = event if isinstance(event, str) else self._take(event, number, line)
+                if what is not None:
+                    trouble.setdefault(what, []).append(line)
         for what, lines in trouble.items():
             self._tell(log.name, lines, what)
         if log.held_back is not None:
@@ -123,10 +127,8 @@ class Reader:
                 found[index] = Mark(log.name, line, "")
             hook, log.on_bytes = log.on_bytes, None
             try:
-                for line, raw in _lines(log):
-                    index = lines.get(line)
-                    if index is not None:
-                        found[index] = Mark(log.name, line, excerpt(log.clean(raw)))
+                for line, raw in _picked(log, sorted(lines)):
+                    found[lines[line]] = Mark(log.name, line, excerpt(log.clean(raw)))
             except OSError:
                 pass  # it went away meanwhile: file and line still stand
             log.on_bytes = hook
@@ -138,11 +140,8 @@ class Reader:
             more = f"and {len(lines) - _TOLD} more lines: {what}"
             self.unread.append(Unread(name, None, more))
 
-    def _take(self, text: str, number: int, line: int) -> str | None:
+    def _take(self, event: dict[str, Any], number: int, line: int) -> str | None:
         """Keep the event of a line; else say what is wrong with it."""
-        event = _object(text)
-        if isinstance(event, str):
-            return event
         said = event.get("event_type")
         kind = KINDS.get(said) if isinstance(said, str) else None
         time = None if kind is None else self._time(event.get("timestamp"))
@@ -183,16 +182,15 @@ class Reader:
         """Nanoseconds since the epoch; a date without a zone is read as UTC."""
         if not isinstance(value, str) or len(value) > 40:
             return None
-        zone = _ZONE.search(value, 19)
-        bare = value if zone is None else value[: zone.start()]
-        if not _TIME.fullmatch(bare):
+        match = _TIME.fullmatch(value)
+        time = None if match is None else stamp(match.group(1))
+        if match is None or time is None:
             return None
-        time = stamp(bare)
-        if time is not None:
-            self.zones.add(zone is not None)
-        if time is None or zone is None or zone.group() == "Z":
+        zone = match.group(2)
+        self.zones.add(zone is not None)
+        if zone is None or zone == "Z":
             return time
-        sign, digits = zone.group()[0], zone.group()[1:].replace(":", "")
+        sign, digits = zone[0], zone[1:].replace(":", "")
         hours, minutes = int(digits[:2]), int(digits[2:])
         if hours > 15 or minutes > 59:
             return None
@@ -218,10 +216,35 @@ def _whole(value: object) -> int | None:
     return int(value) if 0 <= value < LARGEST and value == int(value) else None
 
 
-def _lines(log: TextLog) -> Iterator[tuple[int, bytes]]:
-    """Number and raw text of each line that is not blank. Raises OSError."""
-    strip: Callable[[bytes], bytes] = bytes.strip
+def _objects(lines: list[bytes]) -> list[dict[str, Any]] | None:
+    """The objects of many lines, parsed at once; None if one of them is none, or is odd."""
+    if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+        return None
+    try:
+        values: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        return None
+    fits = len(values) == len(lines) and all(type(v) is dict for v in values)
+    return cast("list[dict[str, Any]]", values) if fits else None
+
+
+def _blocks(log: TextLog) -> Iterator[tuple[list[bytes], list[int]]]:
+    """Lines that are not blank and their numbers, as many as were read together.
+
+    Raises OSError.
+    """
     for first, block in log.blocks():
-        for number, raw in enumerate(block.split(b"\n"), first):
-            if strip(raw):
-                yield number, raw
+        lines = block.split(b"\n")
+        numbers = [n for n, raw in enumerate(lines, first) if raw and not raw.isspace()]
+        yield [lines[n - first].strip() for n in numbers], numbers
+
+
+def _picked(log: TextLog, wanted: list[int]) -> Iterator[tuple[int, bytes]]:
+    """Raw text of the lines with these numbers, which are in order. Raises OSError."""
+    at = 0
+    for first, block in log.blocks():
+        lines = block.split(b"\n")
+        while at < len(wanted) and wanted[at] < first + len(lines) - 1:
+            if wanted[at] >= first:
+                yield wanted[at], lines[wanted[at] - first]
+            at += 1
