@@ -52,8 +52,8 @@ def build_report(books: Books) -> dict[str, Any]:
         "incidents": build_incidents(books),
         "annotations": [a.plain() for a in books.facts.said],
         "starts": build_starts(books),
-        "definitions": definitions(books),
     }
+    report["definitions"] = definitions(books, report["learning"])
     report["cost"] = build_cost(books, report)
     report["waterfall"] = build_waterfall(books, report, leaves)
     report["quality"] = build_quality(books, report)

@@ -230,6 +230,21 @@ def test_pollux_needs_the_noise_scale() -> None:
     assert found.unit == "samples/s"
 
 
+def test_samples_of_kept_steps_count_once_a_replica(make: Any) -> None:
+    """Two ranks of one replica and one of another; steps 11 to 20 are done again."""
+    for start, first, last in ((0, 1, 20), (500, 11, 30)):
+        for rank, replica in ((0, 0), (1, 0), (2, 1)):
+            pid = make.process(start, rank=rank, world=3, replica=replica)
+            end = make.steps(pid, first, last, start, 10, rank=rank, samples=8)
+            make.end(pid, end, rank=rank, reason="completed" if start else "killed")
+    with open_books(make.write()) as books:
+        learning = {"noise_scale": 1000.0, "batch": 16, "first_batch": 16}
+        found = summarize(books, learning=learning)
+        assert found.kept_samples == 30 * 16
+        assert summarize(books).kept_samples is None
+    assert of(found, "Pollux").value == Fraction(480 * S, found.wall_ns)
+
+
 def test_empty_books_have_no_value_and_a_reason_for_each() -> None:
     for found in results(Summary(leaves=dict.fromkeys(LEAF_IDS, 0))):
         assert found.value is None
@@ -283,9 +298,11 @@ def test_every_bridge_sums_exactly(
 def test_the_sample_runs(root: Path, name: str, capsys: Any) -> None:
     run = root / "sample_logs" / name
     with open_books(run) as books:
-        found = results(summarize(books, step_time_s=0.1))
+        summary = summarize(books, step_time_s=0.1)
+        found = results(summary)
         report = books.report()
     assert [r.name for r in found] == list(ORDER) == list(report["definitions"])
+    assert sum(summary.gpu_ns.values()) == summary.kept
     for result in found:
         assert sums(result), result.name
         assert (result.value is None) == (result.reason is not None)

@@ -36,7 +36,12 @@ def definitions_main(argv: Sequence[str]) -> int:
 
     def work() -> int:
         with open_books(args.run, gaps=args.gaps) as books:
-            summary = summarize(books, step_time_s=args.step_time, peak_tflops=args.peak_tflops)
+            summary = summarize(
+                books,
+                learning=books.report()["learning"],
+                step_time_s=args.step_time,
+                peak_tflops=args.peak_tflops,
+            )
             found = results(summary)
             if args.only is not None:
                 found = [r for r in found if args.only.casefold() in r.name.casefold()]

@@ -151,10 +151,10 @@ def pollux(s: Summary) -> Result:
             Input("M0, first batch", first, "samples"),
         ),
     )
-    if throughput is None:
-        return replace(about, reason="no samples were recorded")
     if phi is None or batch is None or first is None:
         return replace(about, reason="the gradient noise scale was not recorded")
+    if throughput is None:
+        return replace(about, reason="no samples were recorded")
     return replace(about, value=throughput * (phi + first) / (phi + batch))
 
 

@@ -105,6 +105,8 @@ def summarize(
         min_loaded_step=low,
         step_time_s=exact(step_time_s if step_time_s is not None else config.get("step_time_s")),
         kept_tokens=_kept_tokens(books),
+        # Only Pollux asks, and only where there is a noise scale: it takes a look at every step.
+        kept_samples=_kept_samples(books) if (learning or {}).get("noise_scale") else None,
         formula=_text(books.facts.run.get("flops_formula")),
         formula_inputs=_object(books.facts.run.get("flops_inputs")),
         gpu_ns=_gpu_types(books),
@@ -135,6 +137,27 @@ def _nodes(books: Books) -> int | None:
 def _kept_tokens(books: Books) -> int | None:
     rows = books.rows("FROM token_counts WHERE fate = 'kept' AND tokens IS NOT NULL")
     return sum(int(r["tokens"]) for r in rows) if rows else None
+
+
+def _kept_samples(books: Books) -> int | None:
+    """Samples of kept steps: the greatest sum among a replica's ranks, over replicas."""
+    found = books.rows(_SAMPLES)[0]["samples"]
+    return None if found is None else int(found)
+
+
+_SAMPLES = """
+WITH of_rank AS (
+    SELECT m.session, m.replica, m.rank, sum(s.samples) AS samples
+    FROM steps s JOIN members m USING (process_id) JOIN cuts c USING (session)
+    WHERE s.step <= least(c.kept_upto, c.completed_upto)
+      AND NOT EXISTS (FROM skips k WHERE k.session = m.session AND k.step = s.step)
+      AND NOT EXISTS (FROM rewinds w WHERE w.session = m.session AND w.rank = m.rank
+                      AND w.time_ns > s.start_ns AND w.to_step < s.step)
+    GROUP BY m.session, m.replica, m.rank
+),
+of_replica AS (SELECT max(samples) AS samples FROM of_rank GROUP BY session, replica)
+SELECT sum(samples)::BIGINT AS samples FROM of_replica
+"""
 
 
 def _gpu_types(books: Books) -> dict[str, int]:
