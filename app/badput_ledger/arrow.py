@@ -15,9 +15,6 @@ from badput_ledger.store import pyarrow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NO_VALUE = -(1 << 63)
-"""Stands for NULL in ``ints``."""
-
 
 def ints(values: Sequence[int]) -> Any:
     """An int64 array."""

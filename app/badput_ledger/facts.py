@@ -341,12 +341,13 @@ _ANNOTATIONS = (
 def _insert(
     con: duckdb.DuckDBPyConnection, table: str, columns: str, rows: list[dict[str, Any]]
 ) -> None:
-    """CREATE a table and fill it through Arrow: executemany is slow for many rows."""
+    """CREATE a table and fill it by columns: executemany is slow for many rows.
+
+    (Arrow would look for pandas first, and importing that takes half a second.)
+    """
     con.execute(f"CREATE TABLE {table} ({columns})")
     if not rows:
         return
-    names = [c.split()[0] for c in columns.split(", ")]
-    data = store.pyarrow().table({n: [r[n] for r in rows] for n in names})
-    con.register("rows_to_insert", data)
-    con.execute(f"INSERT INTO {table} FROM rows_to_insert")
-    con.unregister("rows_to_insert")
+    kinds = [c.split() for c in columns.split(", ")]
+    lists = ", ".join(f"unnest(${i}::{kind}[])" for i, (_, kind) in enumerate(kinds, 1))
+    con.execute(f"INSERT INTO {table} SELECT {lists}", [[r[n] for r in rows] for n, _ in kinds])

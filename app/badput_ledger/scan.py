@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from badput.schema import TABLES
 from badput_ledger import chain, store
+from badput_ledger.arrow import ints, scalar
 from badput_ledger.facts import SPAN_LEAVES
 from badput_ledger.stretch import COLUMNS, NEEDED, Chunk, Found, Span
 
@@ -78,13 +79,8 @@ class StepScan:
             found.take_in(one)
             for name, number in counts.items():
                 self._counts[name] += number
-        pa = store.pyarrow()
         _insert(self._con, "loose_steps", _loose_types(), found.loose)
-        columns = list(zip(*found.stretches, strict=True)) or [()] * len(COLUMNS)
-        table = pa.table(
-            {n: pa.array(c, pa.int64()) for n, c in zip(COLUMNS, columns, strict=True)}
-        )
-        _insert(self._con, "stretches", [(n, "BIGINT") for n in COLUMNS], [table])
+        _insert(self._con, "stretches", [(n, "BIGINT") for n in COLUMNS], found.stretches)
         _insert(self._con, "quiet_samples", [(n, "BIGINT") for n in SAMPLE_COLUMNS], found.samples)
         values = ", ".join(f'{number}::BIGINT AS "{n}"' for n, number in self._counts.items())
         self._con.execute(f"CREATE TABLE step_values AS SELECT {values}")
@@ -116,7 +112,8 @@ class StepScan:
         for _, one in self._each(batches, lambda data: _apart(data, wanted)):
             loose += one.loose
         pa = store.pyarrow()
-        gone = pa.table({"process_id": [r[0] for r in rows], "seq": [r[1] for r in rows]})
+        keys = [ints([r[0] for r in rows]), ints([r[1] for r in rows])]
+        gone = pa.table(keys, names=["process_id", "seq"])
         self._con.register("rows_to_open", gone)
         self._con.execute(
             "DELETE FROM stretches USING rows_to_open o "
@@ -196,7 +193,7 @@ def _read_and(look: Look, batch: list[Part]) -> tuple[dict[str, int], Found]:
 def _read(batch: list[Part]) -> Any:
     """The rows of some parts as one table of NEEDED columns, each in one piece."""
     tables = [_read_part(part) for part in batch]
-    return store.pyarrow().concat_tables(tables).combine_chunks()
+    return _joined(tables).combine_chunks()
 
 
 def _read_part(part: Part) -> Any:
@@ -211,10 +208,18 @@ def _read_part(part: Part) -> Any:
         raise store.GoneError(part.path) from error
     types = {c.name: store.arrow_type(c.type) for c in TABLES["steps"].columns}
     columns = [
-        data.column(n).cast(types[n]) if n in there else pa.nulls(part.rows, types[n])
-        for n in NEEDED
+        _as_type(data.column(n), types[n]) if n in there else pa.nulls(part.rows) for n in NEEDED
     ]
     return pa.table(columns, names=list(NEEDED))
+
+
+def _as_type(column: Any, kind: Any) -> Any:
+    return column if column.type == kind else column.cast(kind)
+
+
+def _joined(tables: list[Any]) -> Any:
+    """Tables below each other. Columns that hold nothing have no type and take no memory."""
+    return store.pyarrow().concat_tables(tables, promote_options="default")
 
 
 def _empty_columns(meta: Any) -> set[str]:
@@ -246,18 +251,18 @@ def _chunks(data: Any) -> Iterator[tuple[int, int, Any]]:
         pieces.setdefault(pid, []).append(data.slice(begin, end - begin))
         begin = end
     for pid, slices in pieces.items():
-        one = slices[0] if len(slices) == 1 else pa.concat_tables(slices).combine_chunks()
+        one = slices[0] if len(slices) == 1 else _joined(slices).combine_chunks()
         yield pid, one.column("seq")[0].as_py(), one
 
 
 def _apart(data: Any, wanted: Open) -> tuple[dict[str, int], Found]:
     """The rows of the stretches that are taken apart, out of one batch."""
-    pa, pc = store.pyarrow(), store.pyarrow("compute")
+    pc = store.pyarrow("compute")
     found = Found()
     for pid, _, chunk in _chunks(data):
         numbers = chunk.column("seq").chunk(0)
         for seq, steps in sorted(wanted.get(pid, [])):
-            at = pc.index(numbers, pa.scalar(seq, pa.int64())).as_py()
+            at = pc.index(numbers, scalar(seq)).as_py()
             if at >= 0:
                 found.loose.append(chunk.slice(at, steps))
     return {}, found
@@ -278,6 +283,6 @@ def _insert(
 
 def _append(con: duckdb.DuckDBPyConnection, table: str, data: list[Any]) -> None:
     if data:
-        con.register("rows_to_insert", store.pyarrow().concat_tables(data))
+        con.register("rows_to_insert", _joined(data))
         con.execute(f"INSERT INTO {table} BY NAME FROM rows_to_insert")
         con.unregister("rows_to_insert")

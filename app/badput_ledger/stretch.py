@@ -16,12 +16,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from badput_ledger.arrow import ints, numbers, scalar
 from badput_ledger.store import pyarrow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LONGEST = 1_024
 """Most rows of a stretch."""
@@ -59,6 +57,9 @@ COLUMNS = (
 """Columns of a stretch, all of them BIGINT."""
 
 
+ZERO, ONE = scalar(0), scalar(1)
+
+
 @dataclass(slots=True)
 class Span:
     """A span outside steps: where rows must be looked at one by one."""
@@ -69,10 +70,10 @@ class Span:
 
 @dataclass(slots=True)
 class Found:
-    """What became of the rows: arrow tables of loose ones and samples, rows of stretches."""
+    """What became of the rows: arrow tables of loose ones, stretches and samples."""
 
     loose: list[Any] = field(default_factory=list[Any])
-    stretches: list[tuple[int | None, ...]] = field(default_factory=list[Any])
+    stretches: list[Any] = field(default_factory=list[Any])
     samples: list[Any] = field(default_factory=list[Any])
 
     def take_in(self, other: Found) -> None:
@@ -107,9 +108,10 @@ class Chunk:
         if len(loose) * 3 > self.rows:
             found.loose.append(self.data)
             return found
-        pa = pyarrow()
-        found.loose.append(self.data.take(pa.array(loose, pa.int64())))
-        found.stretches = list(self._stretches(loose))
+        found.loose.append(self.data.take(ints(loose)))
+        stretches = self._stretches(loose)
+        if stretches is not None:
+            found.stretches.append(stretches)
         sample = self._sampled(loose)
         if sample is not None:
             found.samples.append(sample)
@@ -146,7 +148,7 @@ class Chunk:
 
     def _filled(self, name: str) -> Any:
         column = self.column(name)
-        return self.pc.fill_null(column, 0) if column.null_count else column
+        return self.pc.fill_null(column, ZERO) if column.null_count else column
 
     def _add_padding(self) -> bool:
         """The share of each row that F.padding takes; False if it might not fit 64 bits."""
@@ -156,9 +158,9 @@ class Chunk:
         most = pc.max(self.plain).as_py() * pc.max(padding).as_py()
         if most >= 1 << 62:
             return False
-        fits = pc.and_(pc.greater(padding, 0), pc.greater_equal(tokens, padding))
-        share = pc.divide(pc.multiply(self.plain, padding), pc.max_element_wise(tokens, 1))
-        self.sums["padding_ns"] = pc.if_else(fits, share, 0)
+        fits = pc.and_(pc.greater(padding, ZERO), pc.greater_equal(tokens, padding))
+        share = pc.divide(pc.multiply(self.plain, padding), pc.max_element_wise(tokens, ONE))
+        self.sums["padding_ns"] = pc.if_else(fits, share, ZERO)
         return True
 
     def _loose(self) -> list[int]:
@@ -173,16 +175,16 @@ class Chunk:
         self.longest_ns = min(limit, pc.max(self.plain).as_py())
         _, late = self._above(gap, max(self.limit_ns, 1))
         tests = [
-            (pc.less(rest, 0), 1), (pc.not_equal(following, 1), 1), (slow, 0), (late, 1),
-            (pc.less(self.plain, 0), 0), (pc.less(self.dur, 1), 0),
-            (pc.not_equal(self.column("n_steps"), 1), 0),
+            (pc.less(rest, ZERO), 1), (pc.not_equal(following, ONE), 1), (slow, 0), (late, 1),
+            (pc.less(self.plain, ZERO), 0), (pc.less(self.dur, ONE), 0),
+            (pc.not_equal(self.column("n_steps"), ONE), 0),
         ]  # fmt: skip
         if self.pre is not None:
-            tests.append((pc.less(self.pre, 0), 0))
+            tests.append((pc.less(self.pre, ZERO), 0))
         known = [n for n in ("applied", "committed") if self.column(n).null_count < self.rows]
         tests += [(pc.invert(self.column(name)), 0) for name in known]
         if self.column("compile_ns").null_count < self.rows:
-            tests.append((pc.greater(self.column("compile_ns"), 0), 0))
+            tests.append((pc.greater(self.column("compile_ns"), ZERO), 0))
         found = {0, self.rows - 1}
         for mask, offset in tests:
             if pc.any(mask).as_py():
@@ -197,51 +199,66 @@ class Chunk:
         """Where values exceed the limit, which is raised until those are few."""
         pc = self.pc
         while True:
-            mask = pc.greater(values, limit)
+            mask = pc.greater(values, scalar(limit))
             if (pc.sum(mask).as_py() or 0) * FEW <= self.rows:
                 return limit, mask
             limit += limit // 5 + 1
 
     def _near_spans(self, found: set[int]) -> None:
         """Rows in whose time, gap included, a span lies, and the one after them."""
-        stops = numbers(self.stop)
+        starts, stops = numbers(self.start), numbers(self.stop)
         last = stops[-1]
         for span in self.spans:
             if span.start_ns <= last:
                 first = bisect_right(stops, span.start_ns)
                 end = bisect_right(stops, span.stop_ns, first)
-                found.update(range(first, min(end + 2, self.rows)))
+                # and the row after it, if it reaches into a row's own time
+                inside = end < self.rows and span.stop_ns > starts[end]
+                found.update(range(first, min(end + 1 + inside, self.rows)))
 
     # -- their sums -------------------------------------------------------------------------
     def _stretches(self, loose: list[int]) -> Any:
-        start, stop, step = numbers(self.start), numbers(self.stop), numbers(self.step)
-        totals = {name: self._running(column) for name, column in self.sums.items()}
-        pid, rank = self.column("process_id")[0].as_py(), self.column("rank")[0].as_py()
-        seq = numbers(self.column("seq"))
-        for before, after in pairwise(loose):
-            if after == before + 1:
-                continue
-            for i, j in self._cut(before + 1, after, step):
-                sums = {name: total(j) - total(i) for name, total in totals.items()}
-                yield (
-                    pid, rank, seq[i], stop[i - 1], start[i], start[j - 1], stop[j - 1],
-                    step[i] - 1, step[j - 1], j - i, sums["dur_ns"], sums.get("pre_data_ns", 0),
-                    sums.get("tokens"), sums.get("padding"), sums.get("padding_ns", 0),
-                    self.longest_ns, *(sums.get(name, 0) for name in PARTS),
-                )  # fmt: skip
+        """A table of COLUMNS; None if no rows lie between the loose ones."""
+        pa, pc, step = pyarrow(), self.pc, numbers(self.step)
+        pieces = [
+            piece
+            for before, after in pairwise(loose)
+            if after > before + 1
+            for piece in self._cut(before + 1, after, step)
+        ]
+        if not pieces:
+            return None
+        first, before = ints([i for i, _ in pieces]), ints([i - 1 for i, _ in pieces])
+        last = ints([j - 1 for _, j in pieces])
+        rows = pc.subtract(last, before)
 
-    def _running(self, column: Any) -> Callable[[int], int]:
-        """The sum of a column before row i, as a function of i."""
-        pc = self.pc
-        ends = pc.min_max(column).as_py()
-        if ends["min"] == ends["max"]:
-            return int(ends["min"]).__mul__
-        sums = numbers(pc.cumulative_sum(column))
+        def total(name: str) -> Any:
+            column = self.sums.get(name)
+            if column is None:
+                empty = name in ("tokens", "padding")
+                return pa.nulls(len(rows)) if empty else pa.repeat(ZERO, len(rows))
+            ends = pc.min_max(column).as_py()
+            if ends["min"] == ends["max"]:
+                return pc.multiply(rows, scalar(ends["min"]))
+            sums = pc.cumulative_sum(column)
+            return pc.subtract(sums.take(last), sums.take(before))
 
-        def before(i: int) -> int:
-            return sums[i - 1] if i else 0
-
-        return before
+        columns = {
+            "process_id": self.column("process_id").take(first),
+            "rank": self.column("rank").take(first),
+            "seq": self.column("seq").take(first),
+            "from_ns": self.stop.take(before),
+            "start_ns": self.start.take(first),
+            "last_start_ns": self.start.take(last),
+            "stop_ns": self.stop.take(last),
+            "before_step": pc.subtract(self.step.take(first), ONE),
+            "step": self.step.take(last),
+            "steps": rows,
+            "longest_ns": pa.repeat(scalar(self.longest_ns), len(rows)),
+        }
+        return pa.table(
+            [columns[n] if n in columns else total(n) for n in COLUMNS], names=list(COLUMNS)
+        )
 
     def _cut(self, i: int, end: int, step: Any) -> Any:
         """Rows i to end in pieces: after each step where a cut may lie, and none too long."""
@@ -258,10 +275,10 @@ class Chunk:
         """Quiet rows of the steps that the usual step may come from, or None."""
         pc, pa = self.pc, pyarrow()
         every = -(-self.rows // SAMPLED)
-        mixed = pc.bit_wise_and(pc.multiply(self.step, MIX), MASK)
-        taken = pc.indices_nonzero(pc.less(mixed, (MASK + 1) // every))
+        mixed = pc.bit_wise_and(pc.multiply(self.step, scalar(MIX)), scalar(MASK))
+        taken = pc.indices_nonzero(pc.less(mixed, scalar((MASK + 1) // every)))
         loose_set = set(loose)
-        rows = pa.array([i for i in taken.to_pylist() if i not in loose_set], pa.int64())
+        rows = ints([i for i in taken.to_pylist() if i not in loose_set])
         if not len(rows):
             return None
         data = self.data.select(["process_id", "seq", "step", "tokens"]).take(rows)
@@ -271,9 +288,3 @@ class Chunk:
             none = pa.nulls(len(rows), pa.int64())
             data = data.append_column(name, none if column is None else column.take(rows))
         return data
-
-
-def numbers(array: Any) -> memoryview:
-    """An int64 array without NULL as Python numbers, without a copy."""
-    whole = memoryview(array.buffers()[1]).cast("B")
-    return whole[array.offset * 8 : (array.offset + len(array)) * 8].cast("q")

@@ -21,7 +21,7 @@ judged AS (
         least(step, greatest(least(coalesce(completed_upto, step - n_steps), kept_upto), step - n_steps)) AS kept_to
     FROM marked
 ),
-counted AS (
+counted AS MATERIALIZED (
     SELECT *, coalesce(rewound, false) AS whole, kept_to - (step - n_steps) AS kept_steps,
            done_to - kept_to AS lost_steps, step - done_to AS partial_steps
     FROM judged

@@ -1,5 +1,5 @@
 -- Level 1 as a time line: one row a piece, every instant of every rank's session once.
--- rows: many
+-- rows: asked once
 WITH steps1 AS (
     SELECT process_id, seq, CASE min(fate) WHEN 'kept' THEN 'H.productive'
            ELSE min(fate) FILTER (WHERE fate <> 'kept') END AS leaf

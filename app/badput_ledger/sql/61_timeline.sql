@@ -1,4 +1,5 @@
 -- The time line with equal neighbours merged.
+-- rows: asked once
 WITH marked AS (
     SELECT *, CASE WHEN lag(leaf) OVER w = leaf AND lag(stop_ns) OVER w = start_ns
                    AND lag(session) OVER w IS NOT DISTINCT FROM session THEN 0 ELSE 1 END AS fresh
