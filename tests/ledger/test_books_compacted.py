@@ -32,7 +32,7 @@ def write(run, first, count, process=7):
 def count(run):
     con = store.connect()
     try:
-        assert store.load(con, run) == []
+        assert store.load(con, run) == ([], [])
         return con.execute("SELECT count(*), count(DISTINCT seq) FROM steps").fetchone()
     finally:
         con.close()
