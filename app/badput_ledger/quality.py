@@ -147,7 +147,8 @@ def _copies(books: Books, notes: _Notes) -> None:
     many = books.rows(
         "SELECT count(*) AS n FROM (SELECT process_id FROM events WHERE kind = 'end' "
         "GROUP BY process_id HAVING "
-        "bool_and(coalesce(json_extract_string(attrs, '$.copy') = 'true', false)))"
+        "bool_and(json_valid(attrs) AND coalesce(json_extract_string("
+        "CASE WHEN json_valid(attrs) THEN attrs END, '$.copy') = 'true', false)))"
     )[0]["n"]
     if many:
         what = (

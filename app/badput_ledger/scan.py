@@ -164,8 +164,9 @@ def _hints(con: duckdb.DuckDBPyConnection, parts: list[Part]) -> Hints:
         hints.spans.setdefault(pid, []).append(Span(start, stop))
     steps = con.execute(
         "SELECT step FROM checkpoints WHERE step IS NOT NULL UNION "
-        "SELECT TRY_CAST(json_extract_string(attrs, '$.to_step') AS BIGINT) FROM events "
-        "WHERE kind = 'rewind'"
+        "SELECT CASE WHEN json_valid(attrs) "
+        "THEN TRY_CAST(json_extract_string(attrs, '$.to_step') AS BIGINT) END "
+        "FROM events WHERE kind = 'rewind'"
     ).fetchall()
     hints.splits = sorted(int(row[0]) for row in steps if row[0] is not None)
     return hints

@@ -13,7 +13,8 @@ back AS (
 ),
 said AS (
     SELECT m.session, e.rank, e.time_ns,
-           TRY_CAST(json_extract_string(e.attrs, '$.to_step') AS BIGINT) AS to_step
+           TRY_CAST(json_extract_string(CASE WHEN json_valid(e.attrs) THEN e.attrs END, '$.to_step')
+                    AS BIGINT) AS to_step
     FROM events e JOIN members m USING (process_id) WHERE e.kind = 'rewind'
     UNION ALL
     SELECT m.session, m.rank, c.start_ns, c.step
