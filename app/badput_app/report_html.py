@@ -341,10 +341,19 @@ def _annotations(report: Mapping[str, Any]) -> str:
 
 def _definitions(report: Mapping[str, Any]) -> str:
     rows = [
-        [name, fmt.percent(d["value"]), d["formula"], d["source"]]
+        [name, _unit_value(d), d["formula"], d["note"], d["source"]]
         for name, d in report["definitions"].items()
     ]
-    return table("Published definitions", ["name", "value", "formula", "source"], rows, right=(1,))
+    head = ["name", "value", "formula", "note", "source"]
+    return table("Published definitions, from the same books", head, rows, right=(1,))
+
+
+def _unit_value(said: Mapping[str, Any]) -> str:
+    """A definition's value: a ratio as a percentage, anything else with its unit."""
+    unit = said.get("unit", "ratio")
+    if unit == "ratio" or said["value"] is None:
+        return fmt.percent(said["value"])
+    return fmt.amount(said["value"], str(unit))
 
 
 def _quality(report: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from badput_ledger.books import open_books
 from badput_ledger.cli import fsck_main, report_main, sql_main
+from badput_ledger.commands.compare import main as compare_main
 from badput_ledger.markdown import escape, render
 
 HOSTILE = "<script>alert(1)</script>\n# x | y `z` [a](http://b) @all =1+1 \x1b[31m\u202egnp.exe $x$"
@@ -77,6 +78,20 @@ def test_hostile_text_is_no_formula_in_a_table_for_a_spreadsheet(
     assert sql_main([run, "SELECT name FROM spans", "--format", "csv"]) == 0
     for line in capsys.readouterr().out.splitlines():
         assert line[:1] not in "=+-@\t" or line.startswith('=1"'), line
+
+
+@pytest.mark.parametrize("form", ["text", "md"])
+def test_a_comparison_of_hostile_runs_is_harmless(
+    hostile: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    given = [str(hostile), str(hostile), "--format", form, "--so-far"]
+    assert compare_main(given) == 0
+    text = capsys.readouterr().out
+    assert "alert(1)" in text
+    assert all(c.isprintable() or c in "\n\u2060" for c in text)
+    if form == "md":
+        assert not re.search(r"(?<!\\)[<\[`]", text)
+        assert not re.search(r"@(?!\u2060)", text)
 
 
 @pytest.mark.parametrize(
