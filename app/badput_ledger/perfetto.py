@@ -205,15 +205,20 @@ _LEVEL1 = (
     "NULL::BIGINT AS step, NULL::BIGINT AS tokens FROM timeline WHERE end_ns > start_ns"
 )
 _STEPS = (
-    "SELECT l.session, l.rank, 2, 'step ' || r.step, l.start_ns, l.stop_ns, r.step, r.tokens "
-    "FROM line l JOIN step_rows r USING (process_id, seq) WHERE l.is_step"
+    # a single step, or the steps that one row of a log or one stretch of a long run covers
+    "SELECT l.session, l.rank, 2, "
+    "CASE WHEN coalesce(t.steps, r.n_steps) = 1 THEN 'step ' || coalesce(t.step, r.step) "
+    "ELSE 'steps ' || (coalesce(t.step, r.step) - coalesce(t.steps, r.n_steps) + 1) || '..' || "
+    "coalesce(t.step, r.step) END, l.start_ns, l.stop_ns, coalesce(t.step, r.step), "
+    "coalesce(t.tokens, r.tokens) FROM line l LEFT JOIN step_rows r USING (process_id, seq) "
+    "LEFT JOIN stretch_rows t USING (process_id, seq) WHERE l.is_step"
 )
 _TRACES = (
     "SELECT l.session, l.rank, 3 + coalesce(t.depth, 0), t.name, "
-    "greatest(t.start_ns, l.start_ns) AS a, least(t.start_ns + t.dur_ns, l.stop_ns) AS b, t.step, "
-    "NULL FROM traces t JOIN step_rows r ON r.process_id = t.process_id AND r.step = t.step "
-    "JOIN line l ON l.process_id = r.process_id AND l.seq = r.seq AND l.is_step "
-    "WHERE least(t.start_ns + t.dur_ns, l.stop_ns) > greatest(t.start_ns, l.start_ns)"
+    "t.start_ns, least(t.start_ns + t.dur_ns, l.stop_ns), t.step, NULL "
+    "FROM traces t ASOF JOIN (FROM line WHERE is_step) l "
+    "ON t.process_id = l.process_id AND t.start_ns >= l.start_ns "
+    "WHERE least(t.start_ns + t.dur_ns, l.stop_ns) > t.start_ns"
 )
 
 

@@ -132,6 +132,16 @@ def test_steps_and_traced_spans_lie_inside_each_other(run: Path, tmp_path: Path)
     assert sum(e["name"].startswith("step ") for _, _, e in lane) == 50 + 40
 
 
+def test_steps_that_share_a_row_share_a_slice(make: Any, tmp_path: Path) -> None:
+    pid = make.process(0, init=1)
+    for n in (10, 20, 30):
+        make.step(pid, n, n / 10, 1.0, n=10)
+    make.end(pid, 4)
+    trace = trace_of(make.write(), tmp_path)
+    named = [e["name"] for e in trace["traceEvents"] if e["name"].startswith("step")]
+    assert named == ["steps 1..10", "steps 11..20", "steps 21..30"]
+
+
 def test_spans_of_two_threads_that_overlap_are_cut_and_not_crossed(
     make: Any, tmp_path: Path
 ) -> None:
