@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from badput_ledger import store
+from badput_ledger.doubtful import doubtful
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
@@ -19,8 +20,9 @@ class _Notes:
     def __init__(self) -> None:
         self.items: list[dict[str, str]] = []
 
-    def add(self, severity: str, what: str, evidence: str) -> None:
-        self.items.append({"severity": severity, "what": what, "evidence": evidence})
+    def add(self, severity: str, what: str, evidence: str, sql: str | None = None) -> None:
+        item = {"severity": severity, "what": what, "evidence": evidence}
+        self.items.append(item if sql is None else {**item, "sql": sql})
 
 
 def build_quality(books: Books, report: dict[str, Any]) -> list[dict[str, str]]:
@@ -43,6 +45,8 @@ def build_quality(books: Books, report: dict[str, Any]) -> list[dict[str, str]]:
     _survived_hangs(books, notes)
     _checkpoints(books, notes)
     _unknowns(books, report, notes)
+    for found in doubtful(books, report):
+        notes.add(*found)
     return sorted(_folded(notes.items), key=lambda n: _ORDER[n["severity"]])
 
 

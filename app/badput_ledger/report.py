@@ -9,6 +9,7 @@ from badput_ledger.clock import iso
 from badput_ledger.cost import build_cost, rounded
 from badput_ledger.definitions import definitions
 from badput_ledger.figures import LeafSum, goodput, kept_time, leaf_sums
+from badput_ledger.grade import build_grade
 from badput_ledger.incidents import build_incidents
 from badput_ledger.learning import build_learning
 from badput_ledger.paths import shown
@@ -57,6 +58,7 @@ def build_report(books: Books) -> dict[str, Any]:
     report["cost"] = build_cost(books, report)
     report["waterfall"] = build_waterfall(books, report, leaves)
     report["quality"] = build_quality(books, report)
+    report["grade"] = build_grade(report)
     report["verdict"] = build_verdict(books, report)
     return report
 

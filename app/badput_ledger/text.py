@@ -208,9 +208,11 @@ def _annotations(report: dict[str, Any]) -> list[str]:
 
 
 def _quality(report: dict[str, Any]) -> list[str]:
+    grade = report["grade"]
+    lines = ["", *_wrapped(f"quality {grade['grade']}: {clean(grade['reason'])}")]
     if not report["quality"]:
-        return []
-    lines = ["", "to know"]
+        return lines
+    lines += ["", "to know"]
     for note in report["quality"][:12]:
         lines += _wrapped(f"{note['severity']}: {clean(note['what'])}", "  ")
     more = len(report["quality"]) - 12
