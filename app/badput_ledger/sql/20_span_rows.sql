@@ -3,7 +3,9 @@
 WITH named AS (
     SELECT m.session, m.rank, p.process_id, p.seq, p.name, p.start_ns, p.dur_ns,
            k.first_start_ns, coalesce(l.leaf, 'U.unaccounted') AS leaf, l.leaf IS NOT NULL AS known,
-           least(m.death_ns, coalesce(z.fail_ns, m.death_ns)) AS last_ns, z.fail_ns
+           least(m.death_ns, coalesce(z.fail_ns, m.death_ns)) AS last_ns, z.fail_ns,
+           min(p.start_ns) OVER (PARTITION BY m.session, m.rank ORDER BY p.start_ns
+                                 RANGE BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS next_span_ns
     FROM spans p JOIN members m USING (process_id) JOIN sessions z ON z.session = m.session
     LEFT JOIN span_leaves l ON l.name = p.name
     LEFT JOIN rank_steps k ON k.session = m.session AND k.rank = m.rank
@@ -19,8 +21,7 @@ ended AS (
     SELECT n.*, f.next_step_ns, CASE WHEN n.dur_ns IS NOT NULL THEN n.start_ns + greatest(n.dur_ns, 0)
            ELSE greatest(n.start_ns, least(
                coalesce(f.next_step_ns, n.last_ns),
-               coalesce((SELECT min(o.start_ns) FROM named o WHERE o.session = n.session
-                         AND o.rank = n.rank AND o.start_ns > n.start_ns), n.last_ns),
+               coalesce(n.next_span_ns, n.last_ns),
                n.last_ns)) END AS stop_ns
     FROM named n LEFT JOIN following f USING (process_id, seq)
 )
