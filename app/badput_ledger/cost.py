@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from badput_ledger.clock import iso
 from badput_ledger.cost_split import Held, held_parts
+from badput_ledger.energy_leaves import build_energy
 from badput_ledger.price import NO_PRICE, Rate
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def build_cost(books: Books, report: dict[str, Any]) -> dict[str, Any]:
         "missing": costs.reasons,
         "rates": _rates(costs),
         "sessions": _sessions(books),
+        "energy": build_energy(books, kept),
     }
     if total is None:
         found["reason"] = "; ".join(costs.reasons)

@@ -8,6 +8,7 @@ from typing import Any
 from badput_ledger.taxonomy import BY_ID, GROUPS
 from badput_ledger.text_money import (
     cost_lines,
+    energy_lines,
     learning_lines,
     token_lines,
     tree_lines,
@@ -135,7 +136,12 @@ def _steps(report: dict[str, Any]) -> list[str]:
     if steps["lost_hi"] != steps["lost"]:
         text += f" (lost: {steps['lost_lo']} to {steps['lost_hi']})"
     lines = ["", *_wrapped(text)]
-    for line in [*token_lines(report), *cost_lines(report), *learning_lines(report)]:
+    for line in [
+        *token_lines(report),
+        *cost_lines(report),
+        *energy_lines(report),
+        *learning_lines(report),
+    ]:
         lines += _wrapped(clean(line))
     return lines
 

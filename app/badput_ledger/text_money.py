@@ -47,6 +47,22 @@ def _rates(report: dict[str, Any]) -> list[str]:
     return [*lines, *([f"          and {more} more rates in --json"] if more > 0 else [])]
 
 
+def energy_lines(report: dict[str, Any]) -> list[str]:
+    """Energy and what it was taken from; nothing where no GPU was sampled. Lines to be wrapped."""
+    energy = report["cost"]["energy"]
+    if energy["coverage"] is None:
+        return []
+    if energy["joules"] is None:
+        return [f"energy    not known: {energy['reason']}"]
+    text = f"energy    {amount(energy['kwh'])} kWh ({energy['source'].replace('_', ' ')}, "
+    text += f"{energy['coverage']:.1%} of the held time sampled)"
+    if energy["co2_g"] is not None:
+        text += f", {amount(energy['co2_g'] / 1000)} kg CO2 at {energy['co2_g_per_kwh']:g} g/kWh"
+    if energy["cost"] is not None:
+        text += f", {money(energy['cost'], report['cost']['currency'])} of electricity"
+    return [text]
+
+
 def token_lines(report: dict[str, Any]) -> list[str]:
     """Tokens by what became of them. Lines to be wrapped."""
     tokens = report["tokens"]
