@@ -35,7 +35,7 @@ def energy_of(path, **more):
 
 
 def test_joules_of_each_leaf_from_the_counter(make):
-    """2 kJ of start-up; 12 kJ of steps, half of their time a data stall; 35 J for 400 tokens each."""
+    """2 kJ of start-up; 12 kJ of steps, half of their time a data stall; 14 kJ for 400 tokens."""
     path = run(make)
     found, text = energy_of(path, co2_g_per_kwh=Decimal(360), price_per_kwh=Decimal("0.36"))
     assert (found["source"], found["coverage"]) == ("counter", 1.0)
