@@ -106,9 +106,6 @@ def _load(name: str) -> Callable[[Sequence[str]], int]:
     try:
         for entry in entries:
             return entry.load()
-        if extra == "ledger":
-            # A checkout that moved on since it was installed: its metadata does not know it yet.
-            return import_module(f"badput_ledger.commands.{name}").main
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if not package.startswith("badput"):
@@ -118,7 +115,10 @@ def _load(name: str) -> Callable[[Sequence[str]], int]:
             ) from error
         if entries:
             raise
-    raise _UsageError(f"`badput {name}` is not installed; try: pip install 'badput[{extra}]'")
+    raise _UsageError(
+        f"`badput {name}` is not installed; try: pip install 'badput[{extra}]' "
+        "(in a checkout that moved on: pip install -e '.[all]')"
+    )
 
 
 def _usage() -> str:
