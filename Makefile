@@ -72,6 +72,7 @@ benchmarks: $(VENV)/.ready  ## print what recording costs, beside the peers if t
 	$(BIN)/python benchmarks/trainer_overhead.py
 	$(BIN)/python benchmarks/disk.py
 	$(BIN)/python benchmarks/parts.py
+	$(BIN)/python benchmarks/books.py 16x6250 256x20000
 
 sample-logs: $(VENV)/.ready  ## make the runs of sample_logs/ again
 	$(BIN)/python sample_logs/make.py
