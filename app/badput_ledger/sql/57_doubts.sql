@@ -63,3 +63,9 @@ UNION ALL
 SELECT v.leaf, CASE WHEN v.leaf = 'D.tail' THEN 0 ELSE v.ns END,
        CASE WHEN v.leaf = 'D.tail' THEN v.ns ELSE 0 END, 'end of the run not seen'
 FROM at_risk v
+UNION ALL
+-- what a write beside the steps or a held clock seems to have cost may have had another cause
+SELECT v.leaf, CASE WHEN v.leaf = l.leaf THEN l.ns ELSE 0 END, CASE WHEN v.leaf = l.leaf THEN 0 ELSE l.ns END,
+       'cause of slow steps'
+FROM leaves l, (SELECT unnest([l.leaf, 'H.productive', 'U.unaccounted']) AS leaf) v
+WHERE l.leaf IN ('E.interference', 'G.throttle')
