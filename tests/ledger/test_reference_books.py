@@ -75,7 +75,9 @@ def _rank(
 ) -> int:  # fmt: skip
     """One rank's life; returns its last instant."""
     start = begin + dice.randint(0, 5)
-    init = dice.choice([None, start + dice.randint(0, 9)])
+    # without a record after the others' start a rank would be a session of its own
+    init = begin + dice.randint(6, 12)
+    init = None if count > 1 and dice.random() < 0.5 else init
     more = {"role": "rank", "world_size": world, "job_id": job, "start_ns": start}
     rows["processes"].append(key | more | {"init_ns": init})
     at = start + 12 + dice.randint(0, 30)
