@@ -29,7 +29,7 @@ def price_input(settings: state.Settings) -> float | None:
         price = st.number_input(
             strings.PRICE_LABEL,
             min_value=0.0,
-            max_value=GREATEST_PRICE,
+            max_value=float(GREATEST_PRICE),
             value=settings.price,
             step=0.1,
             format="%.2f",

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from badput import clock, kernel, stack_reader
 from badput import layout as lo
 from badput.files import read_text, write_whole
-from badput.limits import Limit, Pace, Place, base_limits, behind
+from badput.hang_text import sentence
+from badput.limits import Limit, Pace, Place, base_limits, behind, excused
 from badput.rows import Clock
 from badput.stacks import PID_FILE
 
@@ -67,6 +68,7 @@ class Looked:
         self.rank: int | None = process.get("rank")
         self.pid: int = int(process["pid"])
         self.born: int = int(process["init_ns"])
+        self.world: int | None = process.get("world_size")
         limits = base_limits(facts)
         self.watched = limits is not None and process.get("role") == "rank"
         self.pace = Pace(*(limits or (0.0, 0.0)))
@@ -146,6 +148,11 @@ class Looked:
             ), True
         return None
 
+    def start_anew(self, now: int, lost: int) -> None:
+        """Let its limits count from now."""
+        self.moved_lost = lost - (now - self.since)
+        self.step_at, self.step_lost = now, lost
+
 
 def _left(rank: Looked) -> tuple[int, str] | None:
     """When and where a rank that is gone was; None if it ended on purpose."""
@@ -187,9 +194,12 @@ class HangWatch:
             if rank.watched and rank.tended.dead_ns is None:
                 rank.look(mono, self._lost)
                 shortest = min(shortest, rank.pace.hang_s / 8)
+        alive = [r for r in self._ranks.values() if r.watched and r.tended.dead_ns is None]
+        alive = [r for r in alive if not r.drain.reader.writer()[2]]
+        self._excuse(alive, mono)
+        for rank in alive:
+            self._judge(rank, mono)
         for rank in self._ranks.values():
-            if rank.watched and rank.tended.dead_ns is None and not rank.drain.reader.writer()[2]:
-                self._judge(rank, mono)
             self._tell(rank)
         self._due = time.monotonic() + shortest
 
@@ -218,6 +228,19 @@ class HangWatch:
             rank = self._ranks.pop(name)
             if rank.rank is not None and (left := _left(rank)) is not None:
                 self._gone.setdefault(rank.run, {})[rank.rank] = left
+
+    def _excuse(self, alive: list[Looked], mono: int) -> None:
+        """Give time to ranks that perhaps wait for one that does what takes its time."""
+        slow = [
+            r
+            for r in alive
+            if r.limit().ns > r.pace.limit("step", True).ns or r.pace.usual() is None
+            if r.hung is None and r.overdue(mono, self._lost) is None
+        ]
+        for rank in alive if slow else ():
+            others = [(r.place(), r.limit()) for r in slow if r.run == rank.run]
+            if rank.hung is None and excused(rank.place(), rank.limit(), others):
+                rank.start_anew(mono, self._lost)
 
     # -- judging ----------------------------------------------------------------------------
     def _judge(self, rank: Looked, mono: int) -> None:
@@ -280,7 +303,7 @@ class HangWatch:
             **self._others(rank),
             **self._kernel(rank, mono),
         }
-        attrs["what"] = _sentence(rank, attrs)
+        attrs["what"] = sentence(rank.rank, attrs)
         rank.hung = Hung(rank.since, begin, rank.step, rank.phase, by_step, rank.in_step)
         rank.waiting = attrs
         if self._spy is not None and rank.spy_allowed and "state" in attrs:
@@ -322,6 +345,7 @@ class HangWatch:
         }
         found: dict[str, Any] = {
             "ranks_here": len(peers),
+            "ranks_elsewhere": max(0, (rank.world or 0) - len(peers) - len(gone)),
             "behind": behind([r.place() for r in peers]),
         }
         if found["behind"]:
@@ -356,23 +380,6 @@ class HangWatch:
 def _cpu_at(pid: int, mono: int) -> tuple[int, int] | None:
     used = kernel.cpu_ns(pid)
     return None if used is None else (used, mono)
-
-
-def _sentence(rank: Looked, attrs: Mapping[str, Any]) -> str:
-    where = f"phase {rank.phase} of step {rank.step}"
-    text = f"rank {rank.rank} made no progress for {attrs['age_ns'] / 1e9:.0f} s in {where}"
-    if kernel.stopped(dict(attrs)):
-        text += f"; its process is {attrs['state_text']}"
-    gone, late = attrs.get("gone"), attrs["behind"]
-    if gone:
-        number, how = next(iter(gone.items()))
-        text += f"; rank {number} is gone ({how})"
-    if late == [rank.rank]:
-        text += "; the other ranks of this node wait for it"
-    elif late:
-        names = ", ".join(map(str, late[:4])) + (", ..." if len(late) > 4 else "")
-        text += f"; behind: rank {names} ({next(iter(attrs['behind_at'].values()))})"
-    return text
 
 
 def _write(path: Path, text: str) -> None:

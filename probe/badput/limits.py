@@ -16,7 +16,7 @@ from badput.schema import STEP_CATEGORIES
 from badput.stacks import HANG_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 SLOW_S = 1800.0
 """Default of BADPUT_HANG_SLOW_S: the same for phases without a usual length."""
@@ -101,6 +101,19 @@ class Place:
     rank: int
     step: int
     phase: str
+
+
+def excused(me: Place, limit: Limit, others: Iterable[tuple[Place, Limit]]) -> bool:
+    """May a rank wait longer than ``limit``, because another one does what takes its time?
+
+    ``others`` are in time themselves. One of them that is not ahead, in a phase that may last
+    longer (a checkpoint of rank 0, an evaluation, compiling), is perhaps what this one waits for:
+    then the limit of that phase counts, and this rank's begins anew when it ends.
+    """
+    return any(
+        there.rank != me.rank and there.step <= me.step and more.ns > limit.ns
+        for there, more in others
+    )
 
 
 def behind(places: Sequence[Place]) -> list[int]:

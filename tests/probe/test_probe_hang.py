@@ -11,7 +11,7 @@ import pytest
 from badput.collector import Collector
 from badput.hang import HangWatch
 from badput.kernel import look
-from badput.limits import Pace, Place, base_limits, behind
+from badput.limits import Limit, Pace, Place, base_limits, behind, excused
 from badput.spawn import try_lock
 from badput.stack_reader import find_spy, parse_dump, parse_spy
 
@@ -209,6 +209,35 @@ else:
     ranks[0].communicate("go\n", timeout=60)
 
 
+def test_ranks_that_wait_for_the_checkpoint_of_one_do_not_hang_and_a_hang_after_it_is_told(
+    box, wait_until
+):
+    code = (
+        BEGIN
+        + """
+if os.environ["RANK"] == "0":
+    with badput.span("save", step=30):
+        time.sleep(3)
+with badput.step():
+    time.sleep(0.1 if os.environ["RANK"] == "0" else 3.2)
+with badput.step():
+    sys.stdin.readline()
+"""
+    )
+    ranks = [
+        box.start(code, env={**SHORT, "RANK": str(n), "WORLD_SIZE": "4"}, stdin=-1) for n in (0, 1)
+    ]
+    wait_until(lambda: len(box.events("hang")) == 2, "two hangs")
+    hangs = {e["rank"]: e["attrs"] for e in box.events("hang")}
+    assert {n: h["step"] for n, h in hangs.items()} == {0: 32, 1: 32}
+    assert hangs[0]["ranks_elsewhere"] == 2
+    assert hangs[0]["what"].endswith("what the other 2 ranks do is not seen from this node")
+    for rank in ranks:
+        rank.communicate("go\n", timeout=60)
+    box.ends()
+    assert len(box.events("hang")) == 2
+
+
 def test_a_rank_that_died_is_named_to_those_that_wait_for_it(box, wait_until):
     code = (
         BEGIN
@@ -346,6 +375,21 @@ def test_limits_of_a_process(watch, limits):
 )
 def test_who_is_behind(places, late):
     assert behind([Place(*p) for p in places]) == late
+
+
+@pytest.mark.parametrize(
+    ("other", "limit", "excuse"),
+    [
+        ((1, 5, "save"), 1800, True),  # rank 0 saves, the others wait in the same step
+        ((1, 4, "eval"), 1800, True),
+        ((1, 6, "save"), 1800, False),  # ahead: nobody waits for it
+        ((1, 5, "step"), 600, False),  # no more time than this one
+        ((0, 5, "save"), 1800, False),  # itself
+    ],
+)
+def test_who_is_given_more_time(other, limit, excuse):
+    mine = Limit(600, "")
+    assert excused(Place(0, 5, "step"), mine, [(Place(*other), Limit(limit, ""))]) is excuse
 
 
 def test_stacks_keep_no_folder_and_no_source():

@@ -7,8 +7,9 @@ WITH writers AS (
 SELECT m.session, c.step, min(c.start_ns) AS start_ns,
        list(DISTINCT rtrim(c.path, '/')) FILTER (WHERE c.path IS NOT NULL) AS paths,
        -- and the name of one that is written aside and then renamed, under which it is loaded
-       list(DISTINCT regexp_replace(rtrim(c.path, '/'),
-            '[._-](tmp|temp|new|part|partial|incomplete|inprogress)([._-]?[0-9]+)?$', ''))
+       list(DISTINCT regexp_replace(regexp_replace(rtrim(c.path, '/'),
+            '[._-](tmp|temp|new|part|partial|incomplete|inprogress)([._-]?[0-9]+)?$', ''),
+            '(^|/)[._]?(tmp|temp|new|partial)[._-]([^/]+)$', '\1\3'))
            FILTER (WHERE c.path IS NOT NULL) AS final_paths,
        count(DISTINCT m.rank) FILTER (
            WHERE c.durable_ns IS NOT NULL AND coalesce(c.ok, true)) >= any_value(w.ranks) AS durable,

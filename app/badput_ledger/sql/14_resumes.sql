@@ -12,7 +12,11 @@ traced AS (
            (SELECT arg_max(struct_pack(session := v.session, step := v.step), v.start_ns)
             FROM saves v JOIN sessions sv ON sv.session = v.session
             WHERE l.path IS NOT NULL AND sv.ord < s.ord
-              AND (list_contains(v.paths, l.path) OR list_contains(v.final_paths, l.path))) AS origin
+              AND (list_contains(v.paths, l.path) OR list_contains(v.final_paths, l.path)
+                   -- last.new, where the suffix was put in the place of the other: last.pt
+                   OR (list_contains(v.final_paths, regexp_replace(l.path, '[.][^./]+$', ''))
+                       AND NOT list_contains(v.paths, regexp_replace(l.path, '[.][^./]+$', '')))
+              )) AS origin
     FROM loads l JOIN sessions s ON s.session = l.session
 ),
 loaded AS (
