@@ -12,6 +12,7 @@ with them.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -79,7 +80,15 @@ def record(folder: Path, steps: int) -> Path:
 
 def main(argv: list[str]) -> int:
     """Print the figures; 0 always: nothing is asserted."""
-    steps = int(argv[0]) if argv else 100_000
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "steps",
+        nargs="?",
+        type=int,
+        default=100_000,
+        help="steps that each of the two ranks records; %(default)s",
+    )
+    steps = parser.parse_args(argv).steps
     folder = Path(tempfile.mkdtemp(prefix="badput-disk-"))
     try:
         run = record(folder, steps)

@@ -9,6 +9,7 @@ has. The parts are read back with DuckDB or pyarrow, so an unreadable one is an 
 
 from __future__ import annotations
 
+import argparse
 import mmap
 import os
 import random
@@ -76,7 +77,11 @@ def kill_one(folder: Path, turn: int) -> tuple[int, int, int]:
 
 def main(argv: list[str]) -> int:
     """Print the figures; 1 if a finished step was lost."""
-    count = int(argv[0]) if argv else 100
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "count", nargs="?", type=int, default=100, help="ranks to kill; %(default)s"
+    )
+    count = parser.parse_args(argv).count
     folder = Path(tempfile.mkdtemp(prefix="badput-kills-"))
     steps = lost = wrong = 0
     try:

@@ -13,6 +13,7 @@ bounds. A peer that is not installed is a row that says so.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -225,7 +226,9 @@ def main(argv: list[str]) -> int:
         found = memory() if argv[1] == "memory" else child(argv[1], argv[2:] == ["--quick"])
         print(json.dumps(found))
         return 0
-    quick = argv[:1] == ["--quick"]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
+    quick = parser.parse_args(argv).quick
     version = sys.version.split()[0]
     print(f"Python {version}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}\n")
     words = ["--quick"] if quick else []

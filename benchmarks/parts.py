@@ -10,6 +10,7 @@ kernel's accounts for that process alone, beside one that compacts an empty run.
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import shutil
@@ -101,7 +102,11 @@ def verdict(held: bool) -> str:
 
 def main(argv: list[str]) -> int:
     """Print the figures; 0 always: nothing is asserted but that no row is lost."""
-    count = int(argv[0]) // RANKS * RANKS if argv else 25_600
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "count", nargs="?", type=int, default=25_600, help="parts to make and compact; %(default)s"
+    )
+    count = parser.parse_args(argv).count // RANKS * RANKS
     folder = Path(tempfile.mkdtemp(prefix="badput-parts-"))
     try:
         empty, run = folder / "empty", folder / "run"

@@ -14,6 +14,7 @@ training thread pays for certain, and leaves out what hooks and collector cost.
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import shutil
@@ -108,7 +109,15 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 def main(argv: list[str]) -> int:
     """Print the figures; 0 always."""
-    pairs = int(argv[0]) if argv else 40
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "pairs",
+        nargs="?",
+        type=int,
+        default=40,
+        help="pairs of blocks with and without the probe; %(default)s",
+    )
+    pairs = parser.parse_args(argv).pairs
     folder = Path(tempfile.mkdtemp(prefix="badput-trainer-"))
     os.environ["BADPUT_SPOOL"] = str(folder / "spool")
     loop, ratios, plain = Loop(), [], []

@@ -163,7 +163,8 @@ def span(name: str, /, **attrs: Any) -> Span | Nothing:
     if recorder is None or make is None:
         return _NOTHING
     try:
-        return make(recorder, name if type(name) is str else str(name), attrs)
+        plain = name if type(name) is str else _plain("span", name)
+        return _NOTHING if plain is None else make(recorder, plain, attrs)
     except Exception as error:  # noqa: BLE001 - guard
         _fail("span", error)
         return _NOTHING
@@ -190,7 +191,9 @@ def event(kind: str, /, **attrs: Any) -> None:
     if recorder is None:
         return
     try:
-        recorder.event(str(kind), attrs)
+        plain = kind if type(kind) is str else _plain("event", kind)
+        if plain is not None:
+            recorder.told(plain, attrs)
     except Exception as error:  # noqa: BLE001 - guard
         _fail("event", error)
 
@@ -244,6 +247,18 @@ def close(timeout: float = 2.0) -> None:
         _fail("close", error)
     finally:
         _recorder = _step = None
+
+
+def _plain(what: str, name: object) -> str | None:
+    """A name without its class; None, said once, for what is none: str() could wait for a GPU."""
+    if isinstance(name, str):
+        return str.__str__(name)
+    from badput import guard
+
+    guard.say(
+        f"{what} name", f"{what}() wants a name and got {type(name).__name__}; it is left out"
+    )
+    return None
 
 
 def _first_step() -> Step | None:

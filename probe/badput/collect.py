@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from badput.copying import FOLDER, beats, is_copy, is_part, open_drain
 from badput.neutral import emit, reason
@@ -138,6 +139,12 @@ def _say(text: str) -> bool:
     return False
 
 
+def _root_of(facts: dict[str, Any]) -> str:
+    """The spool root of the process, as far as a copy of its facts tells it."""
+    root = facts.get("spool_root")
+    return shlex.quote(root) if isinstance(root, str) else "SPOOL_ROOT"
+
+
 def _drain(drain: Drain) -> str:
     from badput import identity
     from badput.watch import Watch
@@ -165,7 +172,7 @@ def _drain(drain: Drain) -> str:
         if part:
             text += (
                 "; what it recorded after its last copy is still in the spool of its node, which "
-                "the next collector there or `badput collect` there adds"
+                f"the next collector there adds, or there: badput collect {_root_of(facts)}"
             )
     else:
         text += f"; pid {facts['process']['pid']} still runs, its spool stays"

@@ -40,6 +40,8 @@ class Live:
     """Step under way, or the last one."""
     phase: str
     since_ns: int | None
+    read_ns: int
+    """When this was read, on the process's own time line."""
     last_step: tuple[int, int, int] | None
     """Last finished step: number, start, end."""
     hung: bool
@@ -125,6 +127,7 @@ def _look(path: Path) -> Live:
             watch.close()
         steps, rows = peek.tail()
         step, phase, since = peek.phase()
+        read = clock.mono()
         last = peek.position.last_step
         hung, why = _hang(peek, phase, step, since) if alive else (False, "")
         return Live(
@@ -133,7 +136,7 @@ def _look(path: Path) -> Live:
             host=str(process.get("host")), pid=int(process["pid"]),
             start_ns=int(process["start_ns"]), init_ns=int(process["init_ns"]),
             alive=alive, closed=peek.reader.writer()[2], step=step, phase=phase,
-            since_ns=since + shift if since else None,
+            since_ns=since + shift if since else None, read_ns=read + shift,
             last_step=None if last is None else (last[0], last[1] + shift, last[2] + shift),
             hung=hung, hung_why=why, waiting_bytes=_size(path),
             copy=is_copy(str(path)), steps=steps, rows=rows,

@@ -34,7 +34,11 @@ CATEGORY = {name: index for index, name in enumerate(STEP_CATEGORIES)}
 _LOCK_WAIT_S = 0.05
 _STACK_ALONE = 2
 """References to a span that only the stack holds, as getrefcount counts: with its own argument."""
-_RESERVED = frozenset({"end", "dropped", "hang_end"})
+_RESERVED = frozenset({
+    "end", "dropped", "hang", "hang_end", "clock", "device", "gpu_lost", "xid",  # the collector's
+    "world", "steps", "optimizers", "failed_attempt", "compile", "frameworks",  # the hooks'
+})  # fmt: skip
+"""Kinds of events that are not the program's to tell."""
 _now = clock.mono
 
 
@@ -182,11 +186,15 @@ class Recorder:
             self.flush_pending()
 
     # -- events and the end -----------------------------------------------------------------
-    def event(self, kind: str, attrs: dict[str, Any]) -> None:
-        """Record an instant. ``rewind`` also sets the step counter to its ``to_step``."""
+    def told(self, kind: str, attrs: dict[str, Any]) -> None:
+        """Record an instant that the program tells."""
         if kind in _RESERVED:
             say(f"event {kind}", f"event({kind!r}) is not the program's to tell; kept as a note")
             kind, attrs = "note", {**attrs, "kind": kind}
+        self.event(kind, attrs)
+
+    def event(self, kind: str, attrs: dict[str, Any]) -> None:
+        """Record an instant. ``rewind`` also sets the step counter to its ``to_step``."""
         step = as_count("event step", attrs.pop("step", None), MAX_STEP)
         if step is None:
             step = self.step.number if self.step.open else self.step.last

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import badput
-from badput import auto, identity, relay
+from badput import auto, hooks, identity, relay
 from badput.neutral import emit
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not folder:
         folder = str(Path("runs") / (args.name or _new_name(command)))
         emit(f"badput run: the run folder is {folder}", sys.stderr)
+    if args.hooks and (wrong := hooks.unknown(args.hooks)):
+        known = ", ".join((*hooks.NAMES, "default", "all", "none"))
+        emit(f"badput run: there is no hook {wrong[0]!r}; there are {known}", sys.stderr)
+        return 2
     if problem := _folder_problem(folder):
         emit(f"badput run: {problem}", sys.stderr)
         return 2

@@ -45,6 +45,7 @@ def start(path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Recorde
     _root = default_root()
     try:
         who = facts(process_id, os.path.abspath(os.fsdecode(run)), role, given)
+        who["spool_root"] = _root
         with above_standard():
             spool = Spool(_root, process_id, who)
     except (SpoolError, OSError) as error:

@@ -171,7 +171,9 @@ def _rank(
     steps = seen.steps.get(row["process_id"])
     last_end = steps.end_ns if steps else None
     step, phase, since = steps.step if steps else None, None, None
+    at = now  # the instant for which the ages hold: of a copy it is now, it may be old
     if here is not None:
+        at = now if here.copy else here.read_ns
         step, phase, since = here.step, here.phase, here.since_ns
         last_end = max(last_end or 0, here.last_step[2] if here.last_step else 0) or None
         if phase == "step" and last_end is not None and since is not None:
@@ -179,8 +181,8 @@ def _rank(
     found: dict[str, Any] = {
         "rank": row["rank"], "host": row["host"], "pid": row["pid"],
         "process_id": str(row["process_id"]), "world_size": row["world_size"],
-        "step": step, "phase": phase, "phase_age_s": _age(now, since),
-        "last_step_age_s": _age(now, last_end), "why": None,
+        "step": step, "phase": phase, "phase_age_s": _age(at, since),
+        "last_step_age_s": _age(at, last_end), "why": None,
         "median_s": steps.usual() if steps else None, "now_s": steps.now() if steps else None,
     }  # fmt: skip
     if end is not None:

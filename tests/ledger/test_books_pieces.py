@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from badput_ledger.books import open_books
 from badput_ledger.fsck import check
 
@@ -34,11 +36,17 @@ def test_a_row_that_only_began_before_the_other_rank_stopped_is_lost_and_partial
     ]
 
 
-def test_a_save_that_was_renamed_into_place_is_the_one_that_was_loaded(make: Any) -> None:
+@pytest.mark.parametrize(
+    "written",
+    ["/c/last.pt.new", "/c/last.new", "/c/tmp-last.pt", "/c/.tmp_last.pt", "/c/last.pt.tmp-7"],
+)
+def test_a_save_that_was_renamed_into_place_is_the_one_that_was_loaded(
+    make: Any, written: str
+) -> None:
     """Steps count from 1 again, so only the path connects the sessions."""
     first = make.process(0)
     make.steps(first, 1, 13, 0, 1.0)
-    make.checkpoint(first, "save", 10, 10, 0, path="/c/last.pt.new")
+    make.checkpoint(first, "save", 10, 10, 0, path=written)
     make.end(first, 13, reason="killed")
     second = make.process(14)
     make.checkpoint(second, "load", None, 14, 0, path="/c/last.pt")

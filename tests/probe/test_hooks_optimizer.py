@@ -116,7 +116,7 @@ def test_auto_mode_makes_one_step_an_update_with_accumulation(begin: Any) -> Non
 
 
 def test_auto_mode_counts_skips_and_the_first_explicit_step_ends_it(begin: Any) -> None:
-    box = begin(hooks="none", auto_steps=True)
+    box = begin(hooks="optimizer", auto_steps=True)
     model, optimizer = model_and()
     scaler = torch.amp.GradScaler("cpu")
     for number in range(3):
@@ -131,6 +131,15 @@ def test_auto_mode_counts_skips_and_the_first_explicit_step_ends_it(begin: Any) 
     assert [(r["step"], r["applied"], r["tokens"]) for r in rows] == [
         (1, True, None), (2, False, None), (3, True, None), (4, True, 7),
     ]  # fmt: skip
+
+
+def test_an_optimizer_hook_that_is_off_stays_off_and_is_said(
+    begin: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = begin(hooks="none", auto_steps=True)
+    train(*model_and())
+    assert end(box).rows("steps") == []
+    assert caplog.text.count("add +optimizer to the hooks") == 1
 
 
 @pytest.mark.parametrize("named", [False, True])

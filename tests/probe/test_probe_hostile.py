@@ -138,20 +138,20 @@ from badput import steps
 badput.init(os.environ["RUN"])
 with badput.step(tokens=1):
     pass
-body, inside, go = steps._body, threading.Event(), threading.Event()
-def slow(*fields):
+check, inside, go = steps.crc32, threading.Event(), threading.Event()
+def slow(*parts):
     if threading.current_thread() is not threading.main_thread():
         inside.set()
-        go.wait(60)
-    return body(*fields)
-steps._body = slow
+        go.wait(20)
+    return check(*parts)
+steps.crc32 = slow                     # called within the record of a step with samples
 def work():
-    with badput.step(tokens=2):
+    with badput.step(tokens=2, samples=1):
         pass
 def begin_one():
     inside.clear(), go.clear()
     threading.Thread(target=work).start()
-    inside.wait(60)
+    assert inside.wait(20)
 def let_it_end():
     go.set()
     for thread in threading.enumerate()[1:]:
@@ -269,6 +269,13 @@ with badput.step():
     pass
 badput.event("end")
 badput.event("dropped", kind="x")
+badput.event("hang", what="forged")
+class Waits:
+    def __str__(self):
+        raise SystemExit("asked for its text")
+badput.event(Waits())
+with badput.span(Waits()) as span:
+    span.set(a=1)
 with badput.span("x", name="y") as span:
     span.set(self=1)
 badput.close(5)
@@ -278,7 +285,10 @@ badput.close(5)
     assert "failed" not in child.stderr
     box.ends()
     assert [r["step"] for r in box.rows("steps")] == [*range(1, 21), 7, 6, 5, 4, 3, 2, 1, 2]
-    assert sorted(r["kind"] for r in box.rows("events")) == ["end", "note", "note", "rewind"]
+    kinds = sorted(r["kind"] for r in box.rows("events"))
+    assert kinds == ["end", "note", "note", "note", "rewind"]
+    assert "event() wants a name and got Waits" in child.stderr
+    assert "span() wants a name and got Waits" in child.stderr
     attrs = [json.loads(s["attrs"]) for s in box.rows("spans") if s["name"] == "x"]
     assert attrs == [{"name": "y", "self": 1}]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,25 @@ sys.exit(max(r.wait() for r in ranks))
     report = box.books()
     assert len(report["sessions"]) == 1
     assert report["run"]["world_size"] == 2
+
+
+def test_an_interrupt_while_python_starts_ends_it_as_an_interrupt_does(box):
+    folder = box.folder / "mine"
+    folder.mkdir()
+    text = "import os, signal\nif 'BADPUT_AUTO' in os.environ: signal.raise_signal(signal.SIGINT)\n"
+    (folder / "sitecustomize.py").write_text(text)
+    below = start(box, sys.executable, "-c", "print(1)", env={"PYTHONPATH": str(folder)})
+    assert (below.returncode, below.stdout) == (-signal.SIGINT, "")
+    assert "Fatal" not in below.stderr
+
+
+def test_a_hook_that_is_none_is_refused_before_the_command_starts(box):
+    found = subprocess.run(
+        [*RUN, "--hooks", "+gc,optimiser", "--", "true"],
+        env=box.env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert "there is no hook 'optimiser'; there are" in found.stderr
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -108,9 +108,23 @@ def chain() -> None:
             sys.modules["sitecustomize"] = ours
 
 
-if os.environ.get("BADPUT_AUTO"):
-    try:
-        begin()
-    except Exception:  # whatever it is, the program starts
-        pass
-chain()
+def interrupted() -> None:
+    """End by the signal, as Python does after a Ctrl-C that nobody caught.
+
+    From here an exception would be told as a fatal error of the interpreter, with exit code 1.
+    """
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+try:
+    if os.environ.get("BADPUT_AUTO"):
+        try:
+            begin()
+        except Exception:  # whatever it is, the program starts
+            pass
+    chain()
+except KeyboardInterrupt:
+    interrupted()

@@ -86,9 +86,15 @@ def _read(what: str, given: object, before: frozenset[str]) -> frozenset[str]:
     return frozenset(chosen)
 
 
+def unknown(given: str) -> list[str]:
+    """The words of a list of hooks that name none."""
+    words = given.replace(",", " ").split()
+    return [w for w in words if _name(w) not in _GROUPS and _name(w) not in _HERE]
+
+
 def _is_known(what: str, word: str) -> bool:
     """True for a hook or a group of them; else one line to the user."""
-    if _name(word) in _GROUPS or _name(word) in _HERE:
+    if not unknown(word):
         return True
     say(
         f"hooks {word}"[:80],
@@ -105,11 +111,17 @@ def _name(word: str) -> str:
 def install(
     recorder: Recorder, process: dict[str, Any], names: Iterable[str], auto_steps: bool = False
 ) -> None:
-    """Attach the hooks ``names``. With ``auto_steps`` the optimizer makes the steps.
+    """Attach the hooks ``names``. With ``auto_steps`` the optimizer's hook makes the steps.
 
     ``process``: what is known of this process, as in the row of the table ``processes``.
     """
-    chosen = set(names) | ({"optimizer"} if auto_steps else set[str]())
+    chosen = frozenset(names)
+    if auto_steps and "optimizer" not in chosen and process.get("local_rank") in (None, 0):
+        say(
+            "automatic steps",
+            "the optimizer hook is off, and steps are seen by it alone where the script does not "
+            "tell them: none is recorded; add +optimizer to the hooks",
+        )
     for name in NAMES:
         if name in chosen:
             _install(name, process, auto_steps)
