@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,6 +14,10 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# Under nohup SIGHUP is ignored, and so it would be in all children: tests send it to some.
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
 

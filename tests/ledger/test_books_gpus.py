@@ -11,6 +11,7 @@ import pytest
 from badput.schema import TABLES
 from badput_ledger.energy import KWH, gpu_energy, total_energy
 from badput_ledger.processes import read_processes
+from badput_ledger.scan import scan_steps
 from badput_ledger.store import SQL_TYPES
 
 S = 1_000_000_000
@@ -23,6 +24,7 @@ def con():
     for table in TABLES.values():
         columns = ", ".join(f'"{c.name}" {SQL_TYPES[c.type]}' for c in table.columns)
         made.execute(f"CREATE TABLE {table.name} ({columns})")
+    scan_steps(made, [])
     return made
 
 

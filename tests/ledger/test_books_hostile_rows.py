@@ -120,12 +120,16 @@ def test_a_part_with_a_damaged_first_page_costs_itself(make: Any, table: str) ->
         assert ["pages are damaged" in s for s in books.broken] == [True]
 
 
-def test_a_path_that_is_not_utf8_is_said(make: Any, tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf8_is_a_run_like_others(make: Any, tmp_path: Path, capsys) -> None:
     small(make)
     odd = tmp_path / "odd\udcff"
+    with open_books(make.write()) as books:
+        steps = books.report()["steps"]
     shutil.copytree(make.write(), odd)
-    with pytest.raises(BooksError, match="UTF-8"):
-        open_books(odd)
+    with open_books(odd) as books:
+        assert books.report()["steps"] == steps
+    assert report_main([str(odd)]) == 0
+    assert "75.0% of 40.0 GPU-seconds" in capsys.readouterr().out
 
 
 def test_a_path_with_a_null_byte_is_no_folder(capsys: Any) -> None:
