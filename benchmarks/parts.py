@@ -36,7 +36,7 @@ store.pyarrow(); store.pyarrow("parquet")
 con = store.connect()
 con.execute("SET enable_progress_bar = false")
 begin = time.perf_counter()
-broken = store.load(con, Path(sys.argv[1]))
+broken, _ = store.load(con, Path(sys.argv[1]))
 query = "SELECT count(*), count(DISTINCT (process_id, seq)), sum(dur_ns) FROM steps"
 found = con.execute(query).fetchone()
 print(time.perf_counter() - begin, *found, len(broken))
