@@ -49,7 +49,8 @@ def render(report: Mapping[str, Any], segments: Sequence[Any]) -> str:
         binned = f" One bar stands for up to {fmt.seconds(width / 1e9)}." if width else ""
         note = f"What every rank did when; incidents are diamonds.{binned}"
         body.append(_chart("timeline", "Time line", note))
-    body += [_leaves(report), _steps(report), _sessions(report), _incidents(report)]
+    body += [_leaves(report), _steps(report), _starts(report), _sessions(report)]
+    body.append(_incidents(report))
     body += [_checkpoints(report), _annotations(report), _definitions(report), _quality(report)]
     policy = (
         "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
@@ -269,7 +270,23 @@ def _steps(report: Mapping[str, Any]) -> str:
     return table("Steps and tokens", ["", "steps", "tokens", "bounds"], rows, right=(1, 2, 3))
 
 
+def _starts(report: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            group["meaning"],
+            f"{group['starts']:,}",
+            fmt.seconds(group["gpu_seconds"]),
+            fmt.money(group["cost"], report["cost"]["currency"]),
+        ]
+        for group in report["starts"]["by_outcome"]
+        if group["starts"]
+    ]
+    head = ["what became of the starts", "starts", f"{report['units']} time", "cost"]
+    return table("Starts", head, rows, right=(1, 2, 3))
+
+
 def _sessions(report: Mapping[str, Any]) -> str:
+    costs = {s["id"]: s["cost"] for s in report["cost"]["sessions"]}
     rows = [
         [
             s["id"],
@@ -280,12 +297,13 @@ def _sessions(report: Mapping[str, Any]) -> str:
             f"{s['lost_steps']:,}",
             fmt.UNKNOWN if s["resumed_from"] is None else s["resumed_from"],
             fmt.seconds(s["gap_before_s"]),
+            fmt.money(costs.get(s["id"]), report["cost"]["currency"]),
             s["end_reason"],
         ]
         for s in report["sessions"]
     ]
     head = ["session", "start", "end", "steps", "kept", "lost", "resumed from", "gap before"]
-    return table("Sessions", [*head, "ended"], rows, right=range(3, 8))
+    return table("Sessions", [*head, "cost", "ended"], rows, right=range(3, 9))
 
 
 def _incidents(report: Mapping[str, Any]) -> str:
@@ -357,5 +375,8 @@ def _unit_value(said: Mapping[str, Any]) -> str:
 
 
 def _quality(report: Mapping[str, Any]) -> str:
-    rows = [[n["severity"], n["what"], n["evidence"]] for n in report["quality"]]
+    grade = report["grade"]
+    rows = [[f"grade {grade['grade']}", reason, ""] for reason in grade["reasons"]]
+    rows = rows or [[f"grade {grade['grade']}", grade["reason"], ""]]
+    rows += [[n["severity"], n["what"], n["evidence"]] for n in report["quality"]]
     return table("To know before trusting this", ["", "what", "evidence"], rows)

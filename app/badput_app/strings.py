@@ -137,7 +137,8 @@ KEPT, KEPT_HELP = (
 WASTED, WASTED_HELP = (
     "Wasted",
     (
-        "Everything allocated that is not productive: groups A to G and the unaccounted time U. "
+        "Everything allocated but the compute of kept steps: groups A to G without G.recompute "
+        "and G.kernel, and the unaccounted time U. "
         "It counts the stalls and bubbles inside kept steps too, which kept time does not."
     ),
 )

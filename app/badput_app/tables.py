@@ -7,17 +7,17 @@ import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from badput_app import fmt
-from badput_ledger.taxonomy import GROUPS, LEAVES
+from badput_ledger.taxonomy import COMPUTE, GROUPS, LEAVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
 def wasted_seconds(report: Mapping[str, Any]) -> float:
-    """Held slot-seconds of all but productive time: what ``cost.wasted`` of the report prices."""
+    """Held slot-seconds of all but compute in kept steps: what ``cost.wasted`` prices."""
     leaves = report["leaves"].items()
     held = "held_gpu_seconds"
-    return sum(float(v.get(held, v.get("gpu_seconds")) or 0) for k, v in leaves if k[0] != "H")
+    return sum(float(v.get(held, v.get("gpu_seconds")) or 0) for k, v in leaves if k not in COMPUTE)
 
 
 def empty_groups(report: Mapping[str, Any]) -> list[str]:
@@ -31,11 +31,11 @@ def empty_groups(report: Mapping[str, Any]) -> list[str]:
 
 
 def worst_leaf(report: Mapping[str, Any]) -> str:
-    """Title of the largest leaf that is not productive; ``nothing`` if all are empty."""
+    """Title of the largest leaf that is not compute in kept steps; ``nothing`` if all are empty."""
     rows = [
         (float(report["leaves"][leaf.id].get("gpu_seconds") or 0), leaf.title)
         for leaf in LEAVES
-        if leaf.id in report["leaves"] and leaf.group != "H"
+        if leaf.id in report["leaves"] and leaf.id not in COMPUTE
     ]
     value, title = max(rows, default=(0.0, ""))
     return title if value > 0 else "nothing"
@@ -126,7 +126,8 @@ def sums(reports: Iterable[Mapping[str, Any]]) -> Sums:
         cost = report.get("cost") or {}
         held = report.get("held_gpu_seconds")
         held = report.get("total_gpu_seconds") if held is None else held
-        useful = (report["leaves"].get("H.productive") or {}).get("gpu_seconds") or 0.0
+        parts = [(report["leaves"].get(leaf) or {}).get("gpu_seconds") for leaf in COMPUTE]
+        useful = sum(float(seconds or 0.0) for seconds in parts)
         spent, wasted = cost.get("total"), cost.get("wasted")
         if spent is not None and wasted is not None:
             total = total._replace(

@@ -24,6 +24,7 @@ from badput_ledger.facts import Facts, assemble
 from badput_ledger.paths import readable
 from badput_ledger.price import Pricing, check_price, choose_price
 from badput_ledger.price_options import Tariff
+from badput_ledger.rate import Rate, settle_rate
 from badput_ledger.scan import StepScan, scan_steps
 from badput_ledger.tokens import Tokens, count_tokens
 
@@ -83,6 +84,8 @@ class Books:
         """A run whose loss curve this one is held against; set it before the report."""
         self._costs: Costs | None = None
         self._tokens: Tokens | None = None
+        self.rate = Rate({})
+        self.rate = settle_rate(self)
 
     def __enter__(self) -> Books:
         return self

@@ -55,12 +55,35 @@ def views() -> list[View]:
 def build(con: duckdb.DuckDBPyConnection) -> None:
     """Make every view of the chain in ``con``, which already holds the assembled facts."""
     con.execute(_PART_OF)
+    con.execute(_IDEAL)
     keep = int(con.execute("SELECT count(*) FROM loose_steps").fetchall()[0][0]) <= KEEP_ROWS
     for view in views():
         what = "TABLE" if (keep or not view.many) and not view.late else "VIEW"
         con.execute(f"CREATE OR REPLACE {what} {view.name} AS\n{view.sql}")
 
 
+def rebuild_sums(con: duckdb.DuckDBPyConnection, ideal: list[tuple[str, int, int, int]]) -> None:
+    """Make the sums of leaves again, with the FLOPs of each session as slot-ns at the peak rate.
+
+    ``ideal``: session, those ns, and the share of its compute that is recomputed, as a fraction.
+    """
+    columns = [list(c) for c in zip(*ideal, strict=True)]
+    con.execute(
+        "INSERT INTO ideal_time SELECT unnest($1::VARCHAR[]), unnest($2::HUGEINT[]), "
+        "unnest($3::HUGEINT[]), unnest($4::HUGEINT[])",
+        columns,
+    )
+    for view in views():
+        if view.name in _SUMS:
+            con.execute(f"CREATE OR REPLACE TABLE {view.name} AS\n{view.sql}")
+
+
+_SUMS = ("rank_leaves", "session_leaves", "leaves", "slot_totals", "doubts")
+_IDEAL = """
+CREATE TABLE IF NOT EXISTS ideal_time
+    (session VARCHAR, ideal_ns HUGEINT, again_part HUGEINT, again_of HUGEINT)
+"""
+"""What the FLOPs of a session's kept tokens take at the peak rate; empty where not known."""
 _PART_OF = """
 CREATE OR REPLACE MACRO part_of(x, from_step, to_step, den) AS
     CASE WHEN den = 1 THEN x

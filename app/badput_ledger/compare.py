@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from badput_ledger.errors import BooksError
 from badput_ledger.paths import shown
-from badput_ledger.taxonomy import BY_ID, LEAF_IDS
+from badput_ledger.taxonomy import BY_ID, COMPUTE, LEAF_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +82,7 @@ def compare(a: Side, b: Side, *, so_far: bool = False) -> dict[str, Any]:
 
     _check_whole(a, b, so_far=so_far)
     refused, notes = _refusals(a, b), _notes(a, b)
-    groups = _groups(a, b)
+    groups = _groups(a, b, rated=all(r["what"] != "at_peak" for r in refused))
     measures = _measures(a, b, {r["what"] for r in refused})
     rows = _rows(a, b, groups, measures)
     found: dict[str, Any] = {
@@ -100,6 +100,12 @@ def compare(a: Side, b: Side, *, so_far: bool = False) -> dict[str, Any]:
         else {
             **_pair(a.report["goodput"], b.report["goodput"]),
             "measured": sorted(a.report["goodput"]["measured"]),
+        },
+        "at_peak": None
+        if a.formula is None or any(r["what"] == "at_peak" for r in refused)
+        else {
+            **_pair(a.report["at_peak"], b.report["at_peak"]),
+            "formula": a.formula,
         },
         "refused": refused,
         "notes": notes,
@@ -156,7 +162,8 @@ def _refusals(a: Side, b: Side) -> list[dict[str, str]]:
     without = [s.name for s in (a, b) if s.tokens is None]
     if without:
         refuse("per kept token", f"no kept token is known of {' and '.join(without)}")
-    sets = [set(s.report["goodput"]["measured"]) for s in (a, b)]
+    # the rate of compute is inside goodput, measured or not
+    sets = [set(s.report["goodput"]["measured"]) - {*COMPUTE} for s in (a, b)]
     if sets[0] != sets[1]:
         only = [
             f"only {s.name} measured {', '.join(sorted(more))}"
@@ -167,10 +174,20 @@ def _refusals(a: Side, b: Side) -> list[dict[str, str]]:
             "goodput",
             f"{'; '.join(only)}. Less evidence would score better, so kept time is compared alone",
         )
+    if why := _peak_refusal(a, b):
+        refuse("at_peak", why)
+    return found
+
+
+def _peak_refusal(a: Side, b: Side) -> str | None:
+    """Why the shares at the peak rate cannot be compared; None if they can."""
     if a.formula != b.formula:
         what = [f"{s.name}: {s.formula or 'no formula'}" for s in (a, b)]
-        refuse("at_peak", f"FLOPs are counted by different formulas ({'; '.join(what)})")
-    return found
+        return f"FLOPs are counted by different formulas ({'; '.join(what)})"
+    for side in (a, b):
+        if a.formula and side.report["at_peak"]["value"] is None:
+            return f"it is not known of {side.name}: {side.report['at_peak']['reason']}"
+    return None
 
 
 def _notes(a: Side, b: Side) -> list[str]:
@@ -212,15 +229,17 @@ def _folds(leaf: str) -> bool:
     return leaf[0] in "GF"
 
 
-def _groups(a: Side, b: Side) -> dict[str, list[str]]:
+def _groups(a: Side, b: Side, *, rated: bool) -> dict[str, list[str]]:
     """Row by row the leaves in it: what only one run measured is put back where the other has it.
 
-    Else the run with less evidence would have the larger H and nothing to explain it.
+    Else the run with less evidence would have the larger H and nothing to explain it. The same
+    holds for the rate of compute unless both have it by one formula (``rated``).
     """
     groups: dict[str, list[str]] = {leaf: [leaf] for leaf in LEAF_IDS}
     for leaf in LEAF_IDS:
         known = [s.report["leaves"][leaf]["gpu_ns"] is not None for s in (a, b)]
-        if _folds(leaf) and known[0] != known[1]:
+        apart = leaf in COMPUTE and leaf != KEPT and any(known) and not rated
+        if _folds(leaf) and (known[0] != known[1] or apart):
             groups[KEPT].append(groups.pop(leaf)[0])
     return groups
 

@@ -178,7 +178,7 @@ def name_of(row: dict[str, Any]) -> str:
 def figures(found: dict[str, Any]) -> list[str]:
     """Kept time and goodput of both, a sentence each."""
     lines: list[str] = []
-    for key, name in (("kept_time", "kept time"), ("goodput", "goodput")):
+    for key, name in _FIGURES:
         pair = found[key]
         if pair is None:
             continue
@@ -188,6 +188,9 @@ def figures(found: dict[str, Any]) -> list[str]:
             text += f" (bounds overlap: A {bounds[0]}, B {bounds[1]})"
         lines.append(text)
     return lines
+
+
+_FIGURES = (("kept_time", "kept time"), ("goodput", "goodput"), ("at_peak", "at peak"))
 
 
 def heads(found: dict[str, Any]) -> list[str]:
@@ -205,7 +208,8 @@ def remarks(found: dict[str, Any]) -> list[str]:
     folded = [leaf for row in found["rows"] for leaf in row["with"]]
     if folded:
         lines.append(
-            f"{', '.join(folded)}: measured in one run only, so it stays inside {KEPT} for both."
+            f"{', '.join(folded)}: not measured alike in both runs, so it stays inside {KEPT} "
+            "for both."
         )
     return lines + [f"note: {n}." for n in found["notes"]]
 

@@ -14,6 +14,7 @@ from badput_ledger.clock import iso
 from badput_ledger.cost_split import Held, held_parts
 from badput_ledger.energy_leaves import build_energy
 from badput_ledger.price import NO_PRICE, Rate
+from badput_ledger.taxonomy import COMPUTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,7 +132,9 @@ def rounded(value: Fraction | None) -> float | None:
 def build_cost(books: Books, report: dict[str, Any]) -> dict[str, Any]:
     """The report's cost; docs/cost.md describes it."""
     costs = books.costs
-    total, useful = costs.total(), costs.leaf("H.productive")
+    total = costs.total()
+    parts = [costs.leaf(leaf) for leaf in COMPUTE]
+    useful = None if None in parts else sum((p for p in parts if p is not None), Fraction(0))
     kept = report["tokens"]["kept"]
     rates = {c.rate.per_hour for c in costs.charges if c.rate is not None}
     unpriced = sum(c.held.ns for c in costs.charges if c.rate is None)

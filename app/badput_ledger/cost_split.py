@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from badput_ledger.taxonomy import LEAF_IDS
+from badput_ledger.rate import compute_shares
+from badput_ledger.taxonomy import LEAF_IDS, REST
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
@@ -75,7 +76,7 @@ def _split(books: Books, cuts: list[int], types: list[tuple[str, int, str | None
         key = (session, leaf, kind, begin)
         sums[key] = sums.get(key, 0) + ns
 
-    for row in [*_segments(books, cuts), *_steps(books, cuts)]:
+    for row in [*_segments(books, cuts), *_rated(books, _steps(books, cuts))]:
         place = str(row["session"]), int(row["rank"])
         ns = int(row["ns"]) * weights[place]
         add(place[0], str(row["leaf"]), by_rank[place], cuts[int(row["period"])], ns)
@@ -86,6 +87,26 @@ def _split(books: Books, cuts: list[int], types: list[tuple[str, int, str | None
         add(session, str(row["leaf"]), kind or _fallback(books), cuts[int(row["period"])],
             int(row["ns"]))  # fmt: skip
     return [Held(*key, ns) for key, ns in sorted(sums.items(), key=str) if ns]
+
+
+def _rated(books: Books, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Compute in kept steps, which ``rows`` have as H: its shares by rate, in each period alike."""
+    shares = compute_shares(books) if books.rate.known else {}
+    found = [r for r in rows if r["leaf"] != REST or (r["session"], r["rank"]) not in shares]
+    periods: dict[tuple[str, int], dict[int, int]] = {}
+    for r in rows:
+        key = str(r["session"]), int(r["rank"])
+        if r["leaf"] == REST and key in shares:
+            own = periods.setdefault(key, {})
+            own[int(r["period"])] = own.get(int(r["period"]), 0) + int(r["ns"])
+    for (session, rank), own in periods.items():
+        parts = apportion(shares[session, rank], list(own.values()))
+        found += [
+            {"session": session, "rank": rank, "leaf": leaf, "period": period, "ns": ns}
+            for period, share in zip(own, parts, strict=True)
+            for leaf, ns in share.items()
+        ]
+    return found
 
 
 def _periods(cuts: list[int]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from badput_ledger.energy import COUNTER, KWH, PIECES, POWER
 from badput_ledger.price_table import PriceTable
+from badput_ledger.rate import compute_shares
 
 if TYPE_CHECKING:
     from badput_ledger.books import Books
@@ -122,7 +123,8 @@ def _by_leaf(books: Books, rows: list[dict[str, Any]]) -> tuple[dict[str, float]
         for name, ns in r.items():
             if name[1:2] == "." and ns:
                 own[name] = own.get(name, 0) + int(ns)
-        own["H.productive"] = own.get("H.productive", 0) + int(r["rest_ns"])
+    for place, of in compute_shares(books).items():
+        parts.setdefault(place, {}).update(of)
     joules: dict[str, float] = {}
     covered: dict[str, float] = {}
     for r in rows:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from badput_ledger.taxonomy import LEAF_IDS
+from badput_ledger.taxonomy import COMPUTE, KERNEL, LEAF_IDS, RECOMPUTE, REST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from badput_ledger.books import Books
+    from badput_ledger.rate import Rate
 
-_LATER = "not measured by this version"
 _MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "E.save": (("save",), ("save",), "no checkpoint was recorded"),
     "E.snapshot": (("snapshot",), ("snapshot",), "no snapshot was recorded"),
@@ -29,10 +29,6 @@ _MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
 """Leaf: columns of `measured`, span names that also measure it, and why it is NULL."""
 _SAID = {"A.stop": "stop", "A.spare": "spare", "B.diagnosis": "diagnosis"}
 """Leaf: kind of the annotation that alone can book it."""
-_NEVER = (
-    "G.recompute",
-    "G.kernel",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,9 @@ class LeafSum:
     hi: int | None
     tokens: int | None
     reason: str | None
+    moved: tuple[int, int] | None = None
+    """Bounds of what it adds to a sum of leaves, where those in the sum exchange time; None:
+    ``lo`` and ``hi``."""
 
 
 def leaf_sums(books: Books) -> list[LeafSum]:
@@ -72,14 +71,41 @@ def leaf_sums(books: Books) -> list[LeafSum]:
             continue
         low = max(0, ns - down.get(leaf, 0))
         found.append(LeafSum(leaf, ns, billed, low, ns + more, tokens.get(leaf), None))
-    return found
+    return _rated(found, books.rate, down.get(REST, 0), up.get(REST, 0))
+
+
+def _rated(leaves: list[LeafSum], rate: Rate, down: int, up: int) -> list[LeafSum]:
+    """Bounds of H, G.recompute and G.kernel where FLOPs divide the compute between them.
+
+    The FLOPs fix H: what compute turns out longer is G. How fast recomputed work ran is not
+    known: all that is not H may be either, but no more is recomputed than compute allows, and no
+    less than it takes at the peak. In sums the three are one, since no figure parts them.
+    """
+    if not rate.known:
+        return leaves
+    of = {leaf.id: leaf for leaf in leaves if leaf.id in COMPUTE}
+    ideal, slow = of[REST].ns or 0, sum(of[x].ns or 0 for x in (RECOMPUTE, KERNEL))
+    factor = rate.factor
+    least = 0 if factor is None else int(ideal * (factor - 1))
+    most = slow if factor != 1 else 0
+    whole = (max(0, ideal + slow - down), ideal + slow + up)
+    new = {
+        REST: replace(of[REST], lo=max(0, ideal - down), hi=ideal, moved=whole),
+        KERNEL: replace(
+            of[KERNEL], lo=max(0, slow - most - down), hi=slow - least + up, moved=(0, 0)
+        ),
+    }
+    if RECOMPUTE not in rate.reasons:
+        most_up = most + up if most else 0
+        new[RECOMPUTE] = replace(of[RECOMPUTE], lo=max(0, least - down), hi=most_up, moved=(0, 0))
+    return [new.get(leaf.id, leaf) for leaf in leaves]
 
 
 def null_reasons(books: Books) -> dict[str, str]:
     """Leaves that nothing measured, with the reason."""
     measured = books.rows("FROM measured")[0]
     spans = {str(r["name"]) for r in books.rows("SELECT DISTINCT name FROM spans")}
-    reasons: dict[str, str] = dict.fromkeys(_NEVER, _LATER)
+    reasons: dict[str, str] = dict(books.rate.reasons)
     kinds = {a.kind for a in books.facts.said}
     for leaf, kind in _SAID.items():
         if kind not in kinds:
@@ -124,8 +150,8 @@ def ratio(
         return {"value": None, "lo": None, "hi": None}
     chosen = [leaf for leaf in leaves if counts(leaf.id)]
     value = sum(leaf.ns or 0 for leaf in chosen)
-    low = sum(leaf.lo for leaf in chosen)
-    high = sum(leaf.hi or 0 for leaf in chosen)
+    low = sum(leaf.moved[0] if leaf.moved else leaf.lo for leaf in chosen)
+    high = sum(leaf.moved[1] if leaf.moved else leaf.hi or 0 for leaf in chosen)
     return {"value": value / total, "lo": low / total, "hi": min(total, high) / total}
 
 
@@ -141,6 +167,5 @@ def kept_time(leaves: list[LeafSum], total: int) -> dict[str, float | None]:
 
 def goodput(leaves: list[LeafSum], total: int) -> dict[str, Any]:
     """(H + G.recompute + G.kernel) / total, with the G leaves that were measured."""
-    parts = ("H.productive", "G.recompute", "G.kernel")
     measured = [leaf.id for leaf in leaves if leaf.id[0] == "G" and leaf.ns is not None]
-    return {**ratio(leaves, lambda leaf: leaf in parts, total), "measured": measured}
+    return {**ratio(leaves, lambda leaf: leaf in COMPUTE, total), "measured": measured}

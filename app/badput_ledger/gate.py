@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger.errors import BooksError
-from badput_ledger.taxonomy import LEAF_IDS
+from badput_ledger.taxonomy import COMPUTE, LEAF_IDS
 from badput_ledger.units import amount, money
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def _check(
     gate = asked.gate
     found = gate.find(report)
     if gate.name == "goodput" and measured is not None and found.value is not None:
-        have = set(report["goodput"]["measured"])
+        # Goodput holds the rate of compute either way, so only who names it asks for it.
+        have = set(report["goodput"]["measured"]) - ({*COMPUTE} - measured)
         if have != measured:
             found = Figure(None, reason=_not_as_told(have, measured))
     said = {
@@ -188,7 +189,7 @@ def _ratio(key: str) -> Callable[[dict[str, Any]], Figure]:
         if found is None or found["value"] is None:
             why = "no time is booked" if report["total_gpu_seconds"] == 0 else None
             if key == "at_peak":
-                why = "the FLOPs of a token are not known"
+                why = found["reason"] if found else "the FLOPs of a token are not known"
             return Figure(None, reason=why)
         return Figure(found["value"], found["lo"], found["hi"])
 

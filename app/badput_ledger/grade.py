@@ -32,7 +32,9 @@ def build_grade(report: dict[str, Any]) -> dict[str, Any]:
     why = [reason for g, reason in reasons if g == grade]
     return {
         "grade": grade,
-        "reason": why[0] if why else "no error, no warning, and bounds within 1% of the time",
+        "reason": why[0]
+        if why
+        else "no error, no warning, and the bounds of kept time within 1% of the time",
         "reasons": why,
     }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from badput_ledger.taxonomy import BY_ID, GROUPS
-from badput_ledger.text import clean
+from badput_ledger.text import clean, session_costs, starts_line
+from badput_ledger.text_money import energy_lines, learning_lines, token_lines
 from badput_ledger.units import amount, money, plural, time_scale
 
 if TYPE_CHECKING:
@@ -113,17 +114,20 @@ def _figures(report: dict[str, Any]) -> list[str]:
             f"lost ({steps['lost_lo']:,} to {steps['lost_hi']:,}), {steps['skipped']:,} skipped"
         )
     )
-    tokens, per = report["tokens"], report["cost"]["per_kept_token"]
-    if tokens["processed"] is not None:
-        lines.append(bullet(f"tokens: {tokens['processed']:,} processed, {tokens['kept']:,} kept"))
+    per = report["cost"]["per_kept_token"]
     if per is not None:
         lines.append(
             bullet(f"{money(per * 1e6, report['cost']['currency'])} a million kept tokens")
         )
-    return lines
+    more = [*token_lines(report), *energy_lines(report), *learning_lines(report)]
+    lines += [bullet(" ".join(line.split())) for line in more]
+    if (starts := starts_line(report)) is not None:
+        lines.append(bullet(f"starts: {starts}"))
+    return [*lines, bullet(f"quality {report['grade']['grade']}: {report['grade']['reason']}")]
 
 
 def _sessions(report: dict[str, Any]) -> list[str]:
+    costs = session_costs(report)
     rows = [
         [
             s["id"],
@@ -131,11 +135,13 @@ def _sessions(report: dict[str, Any]) -> list[str]:
             f"{s['kept_steps']:,}",
             f"{s['lost_steps']:,}",
             "–" if s["gap_before_s"] is None else f"{s['gap_before_s']:.1f} s",
+            *([] if costs is None else [costs[s["id"]]]),
             s["end_reason"],
         ]
         for s in report["sessions"]
     ]
-    head = ["session", "steps", "kept", "lost", "gap before", "ended"]
+    head = ["session", "steps", "kept", "lost", "gap before"]
+    head += ["ended"] if costs is None else ["cost", "ended"]
     return _section("Sessions", head, rows, "sessions")
 
 

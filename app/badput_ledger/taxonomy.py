@@ -81,3 +81,7 @@ LEAVES: tuple[Leaf, ...] = (
 
 LEAF_IDS: tuple[str, ...] = tuple(leaf.id for leaf in LEAVES)
 BY_ID: dict[str, Leaf] = {leaf.id: leaf for leaf in LEAVES}
+
+RECOMPUTE, KERNEL, REST = "G.recompute", "G.kernel", "H.productive"
+COMPUTE = (REST, RECOMPUTE, KERNEL)
+"""The compute of kept steps: H is what it takes at the peak rate, where FLOPs tell that."""

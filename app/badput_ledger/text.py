@@ -17,6 +17,8 @@ from badput_ledger.text_money import (
 from badput_ledger.units import amount, decimals, money, plural, time_scale
 
 WIDTH = 80
+MOST_SESSIONS, MOST_INCIDENTS = 100, 20
+"""What the text lists; all are in the JSON."""
 
 
 def render(report: dict[str, Any]) -> str:
@@ -157,37 +159,56 @@ def _pipeline(report: dict[str, Any]) -> list[str]:
     return _wrapped(f"{text}; the schedule's ideal is {ideal}")
 
 
-def _starts(report: dict[str, Any]) -> list[str]:
+def starts_line(report: dict[str, Any]) -> str | None:
     """Starts that came to nothing, where others saved: elsewhere that says nothing."""
     saved, begun = report["starts"]["by_outcome"][::-1], report["starts"]["by_outcome"][:2]
     if not saved[0]["starts"] or not any(o["starts"] for o in begun):
-        return []
-    parts = [f"starts    {saved[0]['starts']} saved a checkpoint"]
+        return None
+    parts = [f"{saved[0]['starts']} saved a checkpoint"]
     for group in begun:
         if group["starts"]:
             cost = "" if group["cost"] is None else f", {_money(group['cost'], report)}"
             spent = _time(group["gpu_seconds"], report)
             parts.append(f"{group['starts']} {group['meaning']} ({spent}{cost})")
-    return _wrapped("; ".join(parts))
+    return "; ".join(parts)
+
+
+def _starts(report: dict[str, Any]) -> list[str]:
+    line = starts_line(report)
+    return [] if line is None else _wrapped(f"starts    {line}")
+
+
+def session_costs(report: dict[str, Any]) -> dict[str, str] | None:
+    """What each session cost with the gap before it, in words; None where nothing is priced."""
+    if report["cost"]["total"] is None:
+        return None
+    return {s["id"]: _money(s["cost"], report) for s in report["cost"]["sessions"] if s["id"]}
 
 
 def _sessions(report: dict[str, Any]) -> list[str]:
-    lines = ["", "session  steps            kept    lost  gap before  ended"]
-    for s in report["sessions"]:
+    costs = session_costs(report)
+    head = f"{'cost':>12}" if costs is not None else ""
+    lines = ["", f"session  steps            kept    lost  gap before{head}  ended"]
+    for s in report["sessions"][:MOST_SESSIONS]:
         steps = "none" if s["last_step"] is None else f"{s['first_step']}..{s['last_step']}"
         gap = "-" if s["gap_before_s"] is None else f"{s['gap_before_s']:.1f} s"
         lines.append(
             f"{s['id']:<9}{steps:<14}{s['kept_steps']:>7}{s['lost_steps']:>8}{gap:>12}"
-            f"  {s['end_reason']}"
+            f"{'' if costs is None else format(costs[s['id']], '>12')}  {s['end_reason']}"
         )
-    return lines
+    more = len(report["sessions"]) - MOST_SESSIONS
+    return lines + ([f"and {more} more in --json"] if more > 0 else [])
 
 
 def _incidents(report: dict[str, Any]) -> list[str]:
     if not report["incidents"]:
         return []
     lines = ["", "incidents"]
+    dearest = sorted(report["incidents"], key=lambda i: -i["gpu_seconds"])[:MOST_INCIDENTS]
+    shown = {i["id"] for i in dearest}
     for i in report["incidents"]:
+        if i["id"] not in shown:
+            continue
         cost = "" if i["cost"] is None else f", {_money(i['cost'], report)}"
         text = (
             f"{i['id']} {i['time']} {i['session']}: {clean(i['cause'])}; "
@@ -199,7 +220,8 @@ def _incidents(report: dict[str, Any]) -> list[str]:
                 lines += _wrapped(
                     f"{clean(e['file'])}:{e['line']}: {clean(e['text'] or '')}"[:300], "     "
                 )
-    return lines
+    more = len(report["incidents"]) - MOST_INCIDENTS
+    return lines + ([f"  and {more} that took less, in --json"] if more > 0 else [])
 
 
 def _annotations(report: dict[str, Any]) -> list[str]:

@@ -67,83 +67,31 @@ class Tokens:
 
 
 def count_tokens(books: Books) -> Tokens:
-    """Count every replica once."""
-    told: dict[Place, dict[int, dict[str, tuple[int, int | None]]]] = {}
+    """Count every replica once, as the view token_carriers does."""
     found = Tokens()
-    silent: dict[Place, bool] = {}
     for row in books.rows(
-        "SELECT session, replica, rank, fate, sum(tokens)::BIGINT AS tokens, "
-        "sum(padding)::BIGINT AS padding FROM step_sums WHERE fate <> 'D.partial' "
-        "GROUP BY ALL ORDER BY session, replica, rank, fate"
+        "SELECT session, replica, count(tokens) = 0 AS silent FROM step_sums "
+        "WHERE fate <> 'D.partial' GROUP BY ALL ORDER BY ALL"
+    ):
+        if row["silent"]:
+            found.silent.setdefault(str(row["session"]), []).append(int(row["replica"]))
+    for row in books.rows(
+        "SELECT session, replica, rank FROM token_told WHERE odd GROUP BY ALL ORDER BY ALL"
     ):
         place = str(row["session"]), int(row["replica"])
-        silent[place] = silent.get(place, True) and row["tokens"] is None
-        if row["tokens"] is not None:
-            by_rank = told.setdefault(place, {}).setdefault(int(row["rank"]), {})
-            by_rank[str(row["fate"])] = int(row["tokens"]), row["padding"]
-    for (session, replica), nothing in silent.items():
-        if nothing:
-            found.silent.setdefault(session, []).append(replica)
-    for place, ranks in told.items():
-        sums = [{fate: n for fate, (n, _) in fates.items()} for fates in ranks.values()]
-        if any(s != sums[0] for s in sums):
-            found.odd[place] = list(ranks)
-    by_step = _by_step(books, list(found.odd))
-    for place, ranks in told.items():
-        found.counts += by_step.get(place) or _by_sum(place, ranks)
-    return found
-
-
-def _by_sum(place: Place, ranks: dict[int, dict[str, tuple[int, int | None]]]) -> list[Count]:
-    """One rank for the replica: of those that tell most, one that knows its padding."""
-    found: list[Count] = []
-    for fate in sorted({fate for fates in ranks.values() for fate in fates}):
-        told = {rank: fates[fate] for rank, fates in ranks.items() if fate in fates}
-        best = max(told, key=lambda r: (told[r][0], told[r][1] is not None, -r))
-        tokens, padding = told[best]
-        # A rank that says nothing of a fate did not see its steps: no lower bound above zero.
-        least = min(n for n, _ in told.values()) if len(told) == len(ranks) else 0
-        found.append(Count(*place, fate, best, tokens, _fits(padding, tokens, fate), least))
-    return found
-
-
-def _fits(padding: int | None, tokens: int, fate: str) -> int | None:
-    """Padding of kept steps; more padding than tokens is no count of padding."""
-    return None if padding is None or fate != "kept" else padding if padding <= tokens else None
-
-
-def _by_step(books: Books, places: list[Place]) -> dict[Place, list[Count]]:
-    """The replicas whose ranks disagree, each step by the rank that tells most of it.
-
-    Only where every rank has a row for each single step: rows of several steps that begin and
-    end elsewhere on each rank have no common step to compare, and then the sums have to do, as
-    in long runs, whose rows are summed where they are alike.
-    """
-    if not places or books.rows("SELECT 1 FROM stretches LIMIT 1"):
-        return {}
-    rows = books.rows(
-        "WITH odd AS (SELECT unnest($1::VARCHAR[]) AS session, unnest($2::INTEGER[]) AS replica), "
-        "told AS (SELECT session, replica, fate, step, rank, max(n_steps) AS n, "
-        "sum(tokens) AS tokens, sum(padding) AS padding FROM divided SEMI JOIN odd "
-        "USING (session, replica) WHERE fate <> 'D.partial' AND tokens IS NOT NULL GROUP BY ALL), "
-        "best AS (SELECT session, replica, fate, max(n) AS n, max(tokens) AS tokens, "
-        "min(tokens) AS least, arg_max(rank, (tokens, -rank)) AS rank, "
-        "arg_max(padding, (tokens, -rank)) FILTER (WHERE padding <= tokens) AS padding "
-        "FROM told GROUP BY session, replica, fate, step) "
-        "SELECT session, replica, fate, max(n) AS n, mode(rank) AS rank, "
-        "sum(tokens)::BIGINT AS tokens, sum(least)::BIGINT AS least, "
-        "sum(padding)::BIGINT AS padding FROM best GROUP BY session, replica, fate ORDER BY ALL",
-        [[session for session, _ in places], [replica for _, replica in places]],
-    )
-    long = {(str(r["session"]), int(r["replica"])) for r in rows if r["n"] > 1}
-    found: dict[Place, list[Count]] = {}
-    for r in rows:
-        place = str(r["session"]), int(r["replica"])
-        if place not in long:
-            tokens = int(r["tokens"])
-            padding = _fits(r["padding"], tokens, str(r["fate"]))
-            count = Count(*place, str(r["fate"]), int(r["rank"]), tokens, padding, int(r["least"]))
-            found.setdefault(place, []).append(count)
+        found.odd.setdefault(place, []).append(int(row["rank"]))
+    for row in books.rows("FROM token_carriers ORDER BY session, replica, fate"):
+        found.counts.append(
+            Count(
+                str(row["session"]),
+                int(row["replica"]),
+                str(row["fate"]),
+                int(row["rank"]),
+                int(row["tokens"]),
+                None if row["padding"] is None else int(row["padding"]),
+                int(row["least"]),
+            )
+        )
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from badput_ledger.clock import span
 from badput_ledger.hangs import advice as hang_advice
 from badput_ledger.processes import attrs_of
-from badput_ledger.taxonomy import BY_ID
+from badput_ledger.taxonomy import BY_ID, COMPUTE
 from badput_ledger.units import amount, money, plural, time_scale
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class _Words:
         self.losses: dict[str, float] = {
             leaf: row["held_gpu_seconds"] if held > 0 else row["gpu_seconds"]
             for leaf, row in report["leaves"].items()
-            if leaf != "H.productive" and row["gpu_seconds"]
+            if leaf not in COMPUTE and row["gpu_seconds"]
         }
 
     def time(self, seconds: float) -> str:
@@ -235,7 +235,7 @@ def _why(words: _Words, leaf: str, seconds: float) -> str:
 
 def _next(words: _Words, leaf: str, seconds: float, starts: int) -> str:
     """What to do about ``seconds`` of a leaf, which are those of ``starts`` starts."""
-    if leaf.startswith("D."):
+    if leaf.startswith("D.") and leaf not in _ON_PURPOSE:
         return _checkpoint_oftener(words)
     if leaf == "G.straggler":
         return _find_straggler(words.books, seconds)
@@ -264,11 +264,17 @@ def _requeue(words: _Words, seconds: float) -> str:
     return f"{idle}, and the GPUs were held."
 
 
+_ON_PURPOSE = ("D.rewind", "D.branch")
+"""Steps that somebody gave up: no checkpoint would have kept them."""
 _ADVICE = {
     "A.queue": "Ask the scheduler why the run waited before its first start.",
     "A.capacity": "Replace the lost places, or shrink the request to the ranks that run.",
     "B.hang": "Shorten the watchdog's timeout: nobody noticed the hang for this long.",
     "B.teardown": "Kill the other ranks as soon as one has failed, and exit sooner at the end.",
+    "D.rewind": "Find out why training was taken back, and look for it sooner: more saves would "
+    "not have kept these steps.",
+    "D.branch": "The final model does not descend from these steps: if they were an experiment, "
+    "give it a folder of its own.",
     "E.save": "Save checkpoints asynchronously, or less often if failures are rare.",
     "E.snapshot": "Stage less per snapshot, or let fewer ranks wait for it.",
     "E.eval": "Evaluate less often, on fewer batches, or on other machines.",
@@ -286,7 +292,8 @@ _ADVICE = {
 def _checkpoint_oftener(words: _Words) -> str:
     """Young's interval from the cost of a save and the time between failures."""
     report, failures = words.report, words.failures
-    lost = report["steps"]["lost"]
+    by_fate = report["steps"]["by_fate"]
+    lost = report["steps"]["lost"] - sum(by_fate.get(leaf, 0) for leaf in _ON_PURPOSE)
     if not lost and failures:
         most = max(failures, key=lambda i: i["held_gpu_seconds"])
         return f"Fix this cause: {_brief(most['cause'])}"

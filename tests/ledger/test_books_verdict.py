@@ -103,3 +103,16 @@ def test_the_time_of_one_restart_is_not_spread_over_all_starts(make: Any) -> Non
     verdict = report_of(make.write())["verdict"]
     assert verdict["short"].startswith("1 failure"), verdict
     assert verdict["next"].endswith("it took 100.0 s a start."), verdict
+
+
+def test_steps_that_were_given_up_on_purpose_are_no_reason_to_save_more(make: Any) -> None:
+    """30 steps of 10 s, then back to step 10 by declaration: saves would have kept nothing."""
+    pid = make.process(0, init=0)
+    make.steps(pid, 1, 30, 0, 10)
+    make.event(pid, "rewind", 300, to_step=10)
+    make.end(pid, make.steps(pid, 11, 20, 300, 10))
+    report = report_of(make.write())
+    assert report["steps"]["by_fate"] == {"D.rewind": 20, "kept": 20}
+    assert "D.rewind" in report["verdict"]["why"]
+    assert "oftener" not in report["verdict"]["next"]
+    assert "more saves would not have kept these steps" in report["verdict"]["next"]

@@ -185,3 +185,46 @@ def test_a_terminal_without_unicode_gets_a_replacement(hostile: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert b"\\u20ac" in done.stdout
+
+
+def test_every_format_has_the_starts_the_cost_of_sessions_and_the_grade(
+    make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A start that saves (110 s), one that does not (10 s), at 3600 an hour: a dollar a s."""
+    pid = make.process(0, init=0)
+    at = make.steps(pid, 1, 20, 0, 5)
+    make.checkpoint(pid, "save", 20, at, 10, path="/c/20")
+    make.span(pid, "save", at, 10)
+    make.end(pid, 110, reason="killed", signal=9)
+    make.end(make.process(110, init=110), 120, reason="killed", signal=9)
+    run = make.write()
+    text = printed(run, capsys, "--price", "3600")
+    assert "starts    1 saved a checkpoint; 1 finished no step" in text
+    assert [line.split()[-2] for line in text.splitlines() if line.startswith(("s1", "s2"))] == [
+        "$110.00",
+        "$10.00",
+    ]
+    said = printed(run, capsys, "--price", "3600", "--format", "md").replace("\\", "")
+    assert "| s1 | 1..20 | 20 | 0 | – | $110.00 | killed |" in said
+    assert "| s2 | none | 0 | 0 | 0.0 s | $10.00 | killed |" in said
+    assert "- starts: 1 saved a checkpoint; 1 finished no step" in said
+    page = printed(run, capsys, "--price", "3600", "--format", "html")
+    grade = next(line for line in text.splitlines() if line.startswith("quality "))[8]
+    assert f"- quality {grade}: " in said
+    for cell in (f"grade {grade}", "made a checkpoint durable", "$110.00", "$10.00"):
+        assert f">{cell}</td>" in page
+    assert "cost" not in printed(run, capsys, "--format", "md").split("### Sessions")[1]
+
+
+def test_the_text_lists_the_incidents_that_took_most(
+    make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """25 starts that die after 1 to 25 s, each charged to the end before it: 5 to 24 took most."""
+    at = 0
+    for n in range(1, 26):
+        make.end(make.process(at, init=at), at + n, reason="killed", signal=9)
+        at += n
+    text = printed(make.write(), capsys)
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("  i")]
+    assert [x for x in listed if x[1:].isdigit()] == [f"i{n}" for n in range(5, 25)]
+    assert "  and 5 that took less, in --json" in text

@@ -12,6 +12,7 @@ from badput_ledger.errors import BooksError
 from badput_ledger.gate import GATES, Bound, judge, leaf_gate, parse_bound, parse_measured
 from badput_ledger.price import parse_price
 from badput_ledger.price_options import add_arguments, tariff_of
+from badput_ledger.taxonomy import COMPUTE
 
 if TYPE_CHECKING:
     import argparse
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tell_measured(report: dict[str, Any]) -> None:
-    names = ",".join(report["goodput"]["measured"])
+    names = ",".join(m for m in report["goodput"]["measured"] if m not in COMPUTE)
     print(f"     (fix what it is measured by, so that less evidence cannot score better: "
           f"--measured {names or 'none'})")  # fmt: skip
 

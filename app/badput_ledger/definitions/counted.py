@@ -16,6 +16,8 @@ _DAY = 86_400 * 10**9
 _S = 10**9
 _USUAL = ("G.bubble", "G.comm")
 """What belongs to an iteration that nothing disturbs."""
+_COMPUTE = ("G.recompute", "G.kernel")
+"""Compute, like H: only its rate is low."""
 
 
 def google_resiliency(s: Summary) -> Result:
@@ -78,9 +80,10 @@ def megascale(s: Summary) -> Result:
     terms = [
         Term(leaf, "inside kept steps, counted at the usual step time", Fraction(-ns))
         for leaf, ns in s.leaves.items()
-        if leaf[0] == "G" and leaf not in _USUAL
+        if leaf[0] == "G" and leaf not in (*_USUAL, *_COMPUTE)
     ]
-    terms.append(Term("H.productive", "kept steps at the usual step time", plain - s.sum("H")))
+    rest = plain - s.sum("H", *_COMPUTE)
+    terms.append(Term("H.productive", "kept steps at the usual step time", rest))
     return _bridged(about, between(s.leaves, good, Fraction(s.total), terms))
 
 

@@ -52,7 +52,7 @@ def work_of(s: Summary) -> Work:
     """Raises UnknownError."""
     formula, per_token, factor = flops_per_token(s.formula, s.formula_inputs)
     if s.kept_tokens is None:
-        raise UnknownError("no tokens were recorded")
+        raise UnknownError(s.tokens_reason or "no tokens were recorded")
     if not s.gpu_ns:
         raise UnknownError("no step was kept")
     peak, source = _peak(s)
@@ -204,7 +204,7 @@ def _inputs(s: Summary, work: Work, ideal: Fraction) -> tuple[Input, ...]:
         Input("formula", f"{work.formula}: {FORMULAS[work.formula]}", "FLOPs a token"),
         *(Input(k, _shown(v), "as given") for k, v in sorted(s.formula_inputs.items())),
         Input("FLOPs a token", work.per_token, "FLOP"),
-        Input("kept tokens", s.kept_tokens, "tokens"),
+        Input("kept tokens", s.kept_tokens, "tokens, without padding"),
         Input("peak of a GPU", work.peak, "TFLOP/s, dense bf16"),
         Input("source of the peak", work.peak_source, ""),
         Input("time at the peak rate", ideal / 10**9, "GPU-seconds"),

@@ -47,6 +47,9 @@ class Summary:
     step_time_s: Fraction | None = None
     """Reference time of a step, where somebody gave one."""
     kept_tokens: int | None = None
+    """Without padding."""
+    tokens_reason: str | None = None
+    """Why they are not known."""
     kept_samples: int | None = None
     formula: str | None = None
     formula_inputs: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -88,6 +91,7 @@ def summarize(
     )[0]
     low = books.rows("SELECT min(step) AS step FROM checkpoints WHERE op = 'load'")[0]["step"]
     sessions = books.facts.sessions
+    tokens, why = _kept_tokens(books)
     return Summary(
         leaves={leaf.id: leaf.ns or 0 for leaf in sums},
         null={leaf.id: leaf.reason or "not measured" for leaf in sums if leaf.ns is None},
@@ -104,7 +108,8 @@ def summarize(
         max_saved_step=saves["top"],
         min_loaded_step=low,
         step_time_s=exact(step_time_s if step_time_s is not None else config.get("step_time_s")),
-        kept_tokens=_kept_tokens(books),
+        kept_tokens=tokens,
+        tokens_reason=why,
         # Only Pollux asks, and only where there is a noise scale: it takes a look at every step.
         kept_samples=_kept_samples(books) if (learning or {}).get("noise_scale") else None,
         formula=_text(books.facts.run.get("flops_formula")),
@@ -134,9 +139,15 @@ def _nodes(books: Books) -> int | None:
     return max(len(found) for found in hosts) if full else None
 
 
-def _kept_tokens(books: Books) -> int | None:
-    rows = books.rows("FROM token_counts WHERE fate = 'kept' AND tokens IS NOT NULL")
-    return sum(int(r["tokens"]) for r in rows) if rows else None
+def _kept_tokens(books: Books) -> tuple[int | None, str | None]:
+    """Kept tokens without their padding, or why they are not known: a part is not the whole."""
+    tokens = books.tokens
+    kept = tokens.total("kept")
+    if kept is None:
+        return None, "no tokens were recorded"
+    if tokens.silent:
+        return None, "not every replica tells its tokens"
+    return kept - (tokens.padding() or 0), None
 
 
 def _kept_samples(books: Books) -> int | None:
