@@ -213,7 +213,8 @@ def test_every_format_has_the_starts_the_cost_of_sessions_and_the_grade(
     assert f"- quality {grade}: " in said
     for cell in (f"grade {grade}", "made a checkpoint durable", "$110.00", "$10.00"):
         assert f">{cell}</td>" in page
-    assert "cost" not in printed(run, capsys, "--format", "md").split("### Sessions")[1]
+    head = "| session | steps | kept | lost | gap before | ended |"
+    assert head in printed(run, capsys, "--format", "md")
 
 
 def test_the_text_lists_the_incidents_that_took_most(
