@@ -95,7 +95,7 @@ def test_the_dearest_token_counts_the_steps_that_may_be_lost(
     [
         ("--max-cost-per-mtok", "no price is known; give --price"),
         ("--max-cost", "no price is known; give --price"),
-        ("--min-at-peak", "the FLOPs of a token are not known"),
+        ("--min-at-peak", "the run does not say its FLOPs"),
     ],
 )
 def test_a_figure_that_is_not_known_never_passes(
