@@ -8,6 +8,7 @@ No function raises an error of badput's own into the program.
 from __future__ import annotations
 
 import os
+import sys
 from sys import getrefcount
 
 __version__ = "0.1.0"
@@ -87,7 +88,10 @@ def init(
         from badput import guard
 
         if _recorder is not None:
-            guard.say("init", "init() again is ignored; call close() first to begin anew")
+            auto = sys.modules.get("badput.auto")
+            said = None if auto is None else auto.second_init()
+            again = "init() again is ignored; call close() first to begin anew"
+            guard.say("init", said or again)
             return
         from badput import session
         from badput.spans import Span, measured

@@ -1,5 +1,5 @@
 # No pathlib: the training process imports this, and pathlib is slow to import.
-# ruff: noqa: PTH113
+# ruff: noqa: PTH109, PTH113, PTH118
 """Recording a script that does not know badput: what the ``sitecustomize`` of ``badput run`` calls.
 
 A process that is a rank begins at once. One that may be one, such as a child of multiprocessing
@@ -9,6 +9,7 @@ or a program started by a shell script, begins when it makes an optimizer.
 from __future__ import annotations
 
 import os
+import sys
 
 import badput
 from badput import guard
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _OWN = (b"badput.init(", b"from badput import init")
 _MAX_SCRIPT = 1 << 20
 _begun = False
+_ours: int | None = None
+"""The incarnation that we began."""
 
 
 def begin(part: str, program: tuple[str, str], boot: str) -> None:
@@ -29,12 +32,14 @@ def begin(part: str, program: tuple[str, str], boot: str) -> None:
     the PYTHONPATH of processes that a rank starts: its workers and tools are no ranks.
     """
     try:
+        own = calls_init(program)
         if part == "perhaps":
-            _when_it_trains()
+            if not own:
+                _when_it_trains()
             return
         if part == "rank":
             forget(boot)
-        if not calls_init(program):
+        if not own:
             start()
             _tell_children()
     except Exception as error:  # noqa: BLE001 - guard
@@ -43,11 +48,12 @@ def begin(part: str, program: tuple[str, str], boot: str) -> None:
 
 def start() -> None:
     """Begin to record this process with automatic steps."""
-    global _begun  # noqa: PLW0603 - one probe a process
-    if _begun:
+    global _begun, _ours  # noqa: PLW0603 - one probe a process
+    if _begun or process_id() is not None:  # the program was faster
         return
     _begun = True
     badput.init(auto_steps=True)
+    _ours = process_id()
     from badput.hooks import when_imported
 
     when_imported("transformers.trainer", _adapt_trainer)
@@ -78,11 +84,31 @@ def calls_init(program: tuple[str, str]) -> bool:
     kind, what = program
     if kind == "c":
         return any(word in what.encode() for word in _OWN)
-    if kind or not os.path.isfile(what):
+    path = _file_of(what) if kind else what
+    if path is None or not os.path.isfile(path):
         return False
-    with open(what, "rb") as handle:
+    with open(path, "rb") as handle:
         text = handle.read(_MAX_SCRIPT)
     return any(word in text for word in _OWN)
+
+
+def _file_of(module: str) -> str | None:
+    """The file that ``python -m module`` runs; nothing is imported to find it."""
+    below = module.replace(".", os.sep)
+    ends = (os.path.join(below, "__main__.py"), below + ".py")
+    # The working folder comes first on the path, but is not on it yet when site is loaded.
+    places = (os.path.join(base, end) for base in [os.getcwd(), *sys.path] for end in ends)
+    return next(filter(os.path.isfile, places), None)
+
+
+def second_init() -> str | None:
+    """What to say of an ``init`` of the program that comes after ours; None where none was ours."""
+    if _ours is None or _ours != process_id():
+        return None
+    return (
+        "badput run records this process already, so this init() is ignored, and with it name, "
+        "flops, config and places in the pipeline; call badput.init in the file that is run"
+    )
 
 
 def process_id() -> int | None:

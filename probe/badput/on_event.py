@@ -20,6 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from badput.event_text import kind_of, told
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -78,14 +80,6 @@ def parse_command(text: str) -> list[str]:
     if not words:
         raise ValueError("the command is empty")
     return words
-
-
-def kind_of(kind: str, attrs: Mapping[str, Any]) -> str | None:
-    """What a recorded event counts as; None if nothing."""
-    if kind == "end":
-        reason = attrs.get("reason")
-        return None if reason in ("completed", "unknown") else "failure"
-    return kind if kind in ("hang", "failure") else None
 
 
 class Runner:
@@ -351,10 +345,7 @@ class OnEvents:
             kind = kind_of(row["kind"], attrs)
             if kind is not None:
                 host = one.drain.facts["process"].get("host")
-                what = attrs.get("what") or f"rank {row['rank']} ended: {attrs.get('reason')}"
-                event = {"rank": row["rank"], "host": host, "step": row["step"], "what": what}
-                more = {"time_ns": row["time_ns"], "attrs": attrs}
-                self._runner.offer(kind, one.drain.run, {**event, **more})
+                self._runner.offer(kind, one.drain.run, told(row, attrs, host))
 
     def _goodput(self, runs: set[str], now: float) -> None:
         for run in runs:

@@ -22,15 +22,22 @@ ORDER = ("hung", "dead", "silent", "running", "done")
 """States of a rank, the worst first."""
 TELLING = ("hang", "hang_end", "failure", "end", "exit", "complete", "rewind", "gpu_lost")
 """Events that are shown."""
+UNTOLD = "its collector has not told yet how it ended"
+"""Why a process is dead whose end is not recorded."""
 _FAST = 1.02
 """The slowest rank is named if its median is this much above that of all."""
 
 
-def standing(run: str, seen: Seen, lives: Sequence[Live], events: int) -> dict[str, Any]:
-    """Everything but the goodput."""
+def standing(
+    run: str, seen: Seen, lives: Sequence[Live], events: int, *, untended: str | None = None
+) -> dict[str, Any]:
+    """Everything but the goodput. ``untended``: this node's spool root, if no collector runs."""
     now = clock.wall()
     mine = {x.process_id: x for x in lives}
     ranks = _ranks(seen, mine, now)
+    for rank in ranks:
+        if rank["why"] == UNTOLD and untended is not None:
+            rank["why"] = f"no collector runs here to tell how it ended: badput collect {untended}"
     counts = {state: sum(r["state"] == state for r in ranks) for state in ORDER}
     world = max((r.pop("world_size") or 0 for r in ranks), default=0)
     begin = min((r["init_ns"] for r in _processes(seen, mine)), default=None)
@@ -195,8 +202,7 @@ def _rank(
         if not here.alive:
             found["step"] = _finished(steps, here)
             found["state"] = "done" if here.closed else "dead"
-            waits = "its spool is not collected yet: badput collect RUN" if here.copy else (
-                "its collector has not told yet how it ended")  # fmt: skip
+            waits = "its spool is not collected yet: badput collect RUN" if here.copy else UNTOLD
             found["why"] = None if here.closed else waits
     else:
         found |= _far(seen, row, steps.end_ns if steps else row["init_ns"], now, found)

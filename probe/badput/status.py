@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from badput.event_text import kind_of, told
 from badput.neutral import emit, fit
 from badput.on_event import (
     KINDS,
@@ -18,7 +19,6 @@ from badput.on_event import (
     Runner,
     Wanted,
     command_of,
-    kind_of,
     low,
     parse_command,
 )
@@ -79,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.watch is None:
         board.wait_for_goodput()
+        board.look_again()  # the books take seconds, and this instant is asked for
         board.show()
         return board.code
     with contextlib.suppress(KeyboardInterrupt):
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 board.offer(runner)
             board.show()
             _rest(args.watch, runner)
-            board.look()
+            board.look_again()
     if runner is not None:
         runner.finish()
     return board.code
@@ -127,6 +128,7 @@ class Board:
         self.folder, self.root, self.args = folder, root, args
         self.runs: dict[str, dict[str, Any]] = {}
         self.code = 0
+        self._lost = ""
         self._seen: dict[str, Seen] = {}
         self._known: dict[str, set[tuple[int, int]]] = {}
         self._restarts: dict[str, int] = {}
@@ -152,7 +154,8 @@ class Board:
             mine = live(Path(run) / FOLDER) + [x for x in lives if x.run == run]
             for one in mine:
                 seen.take(one)
-            now = standing(run, seen, mine, self.args.events)
+            untended = str(self.root) if on_event is None else None
+            now = standing(run, seen, mine, self.args.events, untended=untended)
             self._ask(run)
             now["goodput"] = self._goodput.get(run)
             now["on_event"] = on_event
@@ -162,12 +165,24 @@ class Board:
         wrong |= any(_failed(r) for r in self.runs.values())
         self.code = 1 if wrong else 0
 
+    def look_again(self) -> None:
+        """As ``look``; where there is nothing to read any more, or not now, that is said once."""
+        try:
+            self.look()
+            self._lost = ""
+        except ValueError as problem:
+            self.runs, self.code = {}, 2
+            if str(problem) != self._lost:
+                self._lost = str(problem)
+                emit(f"badput status: {problem}", sys.stderr)
+
     def _ask(self, run: str) -> None:
         if self.args.no_goodput:
             return
         asking = self._asking.get(run)
         if asking is not None and asking.done():
             self._goodput[run] = self._asking.pop(run).result()
+            self._asked[run] = time.monotonic()
         due = time.monotonic() - self._asked.get(run, -GOODPUT_S) >= GOODPUT_S
         if asking is None and due and len(self._asking) < 4:
             self._asked[run] = time.monotonic()
@@ -193,9 +208,8 @@ class Board:
                     row, attrs = seen.events[key], seen.attrs(seen.events[key])
                     kind = kind_of(row["kind"], attrs)
                     if kind is not None:
-                        more = {n: row[n] for n in ("rank", "step", "time_ns")}
-                        what = str(attrs.get("what") or attrs.get("reason") or "")
-                        runner.offer(kind, run, {**more, "what": what, "attrs": attrs})
+                        host = seen.processes.get(row["process_id"], {}).get("host")
+                        runner.offer(kind, run, told(row, attrs, host))
             self._known[run] = set(seen.events)
             restarts = self.runs[run]["restarts"] if run in self.runs else 0
             if restarts > self._restarts.get(run, restarts):
@@ -207,6 +221,8 @@ class Board:
     def show(self) -> None:
         """Print how everything stands."""
         runs = [{**r, "worst": r["worst"][: max(0, self.args.ranks)]} for r in self.runs.values()]
+        if not runs and not self.args.json:
+            return  # what was said of it stays on the screen
         if self.args.json:
             print(json.dumps({"schema": "badput.status/1", "runs": runs}), flush=True)
             return

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from badput.cli import main as badput_main
-from badput.on_event import GOODPUT_STEPS, Runner, Wanted, command_of, low, parse_command
+from badput.event_text import kind_of, told
+from badput.on_event import GOODPUT_STEPS, Goodput, Runner, Wanted, command_of, low, parse_command
 from badput.parts import write_rows
 from badput.seen import Seen
 from badput.standing import _checkpoint
@@ -203,6 +205,97 @@ def test_watch_runs_the_command_for_what_is_new(box, wait_until, tmp_path):
     assert watching.returncode == 1
 
 
+def test_a_watch_outlives_the_run_folder_and_goes_on_when_it_is_back(box):
+    hand_made(box)
+    command = [
+        sys.executable, "-m", "badput.cli", "status", str(box.run), "--json", "--watch", "0.2",
+        "--no-goodput", "--spool", str(box.spool),
+    ]  # fmt: skip
+    pipe = subprocess.PIPE
+    watching = subprocess.Popen(command, env=box.env, stdout=pipe, stderr=pipe, text=True)
+
+    def until(count):
+        for line in watching.stdout:
+            if len(json.loads(line)["runs"]) == count:
+                return
+        pytest.fail(f"it ended: {watching.stderr.read()}")
+
+    until(1)
+    shutil.rmtree(box.run)
+    until(0)
+    until(0)
+    hand_made(box)
+    until(1)
+    watching.send_signal(signal.SIGINT)
+    _, said = watching.communicate(timeout=60)
+    assert watching.returncode == 0
+    assert said == f"badput status: {box.run}: no such folder; give a run folder\n"
+
+
+def test_what_is_shown_is_of_the_instant_after_the_books(box, capsys, monkeypatch, wait_until):
+    """Books take seconds, in which a rank trains on, ends or hangs."""
+    child = box.start(BEGIN + WAIT, stdin=-1)
+    wait_until(lambda: len(box.rows("steps")) == 40, "steps")
+
+    class Slow(Goodput):
+        def done(self):
+            if child.poll() is None:
+                child.communicate("go\n", timeout=60)
+                box.ends()
+            return super().done()
+
+    monkeypatch.setattr("badput.status.Goodput", Slow)
+    run = status(box, capsys)
+    assert (run["state"], run["step"]) == ("done", 41)
+    assert run["goodput"]["kept_time"] is not None
+
+
+def test_the_end_of_a_rank_that_no_collector_will_tell_says_what_to_do(own_box, capsys, wait_until):
+    child = own_box.start(BEGIN + WAIT, stdin=-1)
+    wait_until(lambda: len(own_box.rows("steps")) == 40, "steps")
+    own_box.kill_collectors()
+    child.kill()
+    child.wait()
+    run = status(own_box, capsys, "--no-goodput", code=1)
+    why = f"no collector runs here to tell how it ended: badput collect {own_box.spool}"
+    assert (run["state"], run["worst"][0]["why"]) == ("dead", why)
+
+
+TOLD = [
+    ("end", 1, {"reason": "killed", "signal": 9}, "rank 1 ended: killed (signal 9)"),
+    ("end", 1, {"reason": "signal", "signal": 15}, "rank 1 ended: by signal 15"),
+    ("end", 0, {"reason": "exit", "exit_code": 3}, "rank 0 ended: with exit code 3"),
+    ("end", 0, {"reason": "exception", "exit_code": 1}, "rank 0 ended: exception (exit code 1)"),
+    ("end", None, {"reason": "killed", "signal": 9}, "the launcher ended: killed (signal 9)"),
+    ("end", 0, {"reason": "completed", "exit_code": 0}, None),
+    ("end", 0, {"reason": "unknown"}, None),
+    ("exit", None, {"program": "torchrun", "exit_code": 1},
+     "the command torchrun ended: with exit code 1"),
+    ("exit", None, {"program": "sh", "exit_code": None, "signal": 6},
+     "the command sh ended: by signal 6"),
+    ("exit", None, {"program": "sh", "exit_code": 0, "signal": None}, None),
+    ("failure", 2, {"what": "uncaught ValueError"}, "uncaught ValueError"),
+    ("note", 2, {"what": "x"}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "rank", "attrs", "what"), TOLD)
+def test_who_ended_how_is_told_in_one_phrase(kind, rank, attrs, what):
+    assert kind_of(kind, attrs) == ("failure" if what else None)
+    row = {"kind": kind, "rank": rank, "step": 7, "time_ns": 5}
+    event = told(row, attrs, "node1")
+    assert (event["rank"], event["step"], event["time_ns"], event["host"]) == (rank, 7, 5, "node1")
+    assert what is None or event["what"] == what
+
+
+def test_a_command_that_fails_before_any_rank_wakes_somebody(own_box, wait_until):
+    env = {**own_box.env, "BADPUT_ON_EVENT": "sh -c 'echo woken: $BADPUT_EVENT_WHAT'"}
+    recording = [sys.executable, "-m", "badput.cli", "run", "-o", str(own_box.run), "--"]
+    subprocess.run([*recording, "sh", "-c", "exit 3"], env=env, check=False, timeout=120)
+    said = "woken: the command sh ended: with exit code 3"
+    wait_until(lambda: said in own_box.log(), "the command for it")
+
+
 def test_the_collector_runs_the_command_of_its_own_environment(own_box, wait_until, tmp_path):
     seen = tmp_path / "seen"
     script = (
@@ -218,7 +311,9 @@ def test_the_collector_runs_the_command_of_its_own_environment(own_box, wait_unt
     wait_until(lambda: seen.read_text().count("\n") > 1, "the command for the failure")
     kinds = [json.loads(line)["kind"] for line in seen.read_text().splitlines()]
     assert kinds == ["hang", "failure"]
-    wait_until(lambda: "failure rank 0 ended: killed" in own_box.log(), "its output in the log")
+    wait_until(
+        lambda: "failure rank 0 ended: killed (signal 9)" in own_box.log(), "its output in the log"
+    )
 
 
 def test_a_rank_that_died_before_its_collector_looked_is_a_failure_too(own_box, wait_until):

@@ -36,6 +36,10 @@ def start(box, *command, env=None, options=(), **more):
     )  # fmt: skip
 
 
+TRAIN = "import torch; torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)"
+"""Makes an optimizer."""
+
+
 def script(box, name, text):
     path = box.folder / name
     path.write_text(text)
@@ -67,6 +71,8 @@ PARTS = [
      {"RANK": "0"}, "none"),
     ("pip", ["python", "-m", "pip", "install", "x"], {"BADPUT_LAUNCHER": "7"}, "none"),
     ("pip's script", ["python", "/v/bin/pip", "list"], {"RANK": "0"}, "none"),
+    ("badput itself", ["python", "/v/bin/badput", "run", "x"], {"BADPUT_LAUNCHER": "7"}, "none"),
+    ("its module", ["python", "-m", "badput.cli", "train"], {"BADPUT_LAUNCHER": "7"}, "none"),
     ("standard input", ["python", "-"], {}, "perhaps"),
     ("nothing", ["python", "-W", "error", "-i"], {}, "perhaps"),
 ]  # fmt: skip
@@ -217,12 +223,56 @@ badput.close()
     assert (report["run"]["name"], report["steps"]["executed"]) == ("mine", 3)
 
 
+@pytest.mark.parametrize("file", ["train.py", "train/__main__.py"])
+def test_a_module_that_calls_init_itself_is_left_to_it(box, file):
+    (box.folder / "pack" / file).parent.mkdir(parents=True)
+    script(box, f"pack/{file}", """
+import badput
+badput.init(name="mine", flops=6e9)
+with badput.step(tokens=5):
+    pass
+""")  # fmt: skip
+    done = start(box, sys.executable, "-m", "pack.train", cwd=box.folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    box.ends(2)
+    assert len(ranks(box)) == 1
+    assert [(r["name"], r["flops_formula"]) for r in box.rows("runs") if r["name"]] == [
+        ("mine", "per_token")
+    ]
+
+
 def test_init_out_of_sight_is_ignored_with_one_line(box):
     script(box, "hidden.py", "import badput\ndef go():\n    badput.init()\n    badput.init()\n")
     done = start(box, sys.executable, script(box, "t.py", "import hidden; hidden.go()"))
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
-    assert "init() again is ignored" in done.stderr
+    assert "badput run records this process already, so this init() is ignored" in done.stderr
+    box.ends(2)
+    assert len(ranks(box)) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("import hidden; hidden.go()", TRAIN), (TRAIN, "import badput; badput.init(name='mine')")],
+    ids=["init in another file", "init after the optimizer"],
+)
+def test_below_a_shell_script_init_of_the_program_counts(box, first, then):
+    script(box, "hidden.py", "import badput\ndef go():\n    badput.init(name='mine')\n")
+    path = script(box, "t.py", f"{first}\n{then}\n")
+    done = start(box, "sh", "-c", f"{sys.executable} {path}; true")
+    assert (done.returncode, done.stderr) == (0, "")
+    box.ends(2)
+    assert len(ranks(box)) == 1
+    assert [r["name"] for r in box.rows("runs") if r["name"]] == ["mine"]
+
+
+def test_badput_run_below_badput_run_is_no_rank(box):
+    inner = box.folder / "inner"
+    done = start(box, *RUN, "-o", inner, "--", sys.executable, "-c", "pass")
+    assert (done.returncode, done.stderr) == (0, "")
+    box.ends(1)
+    assert ranks(box) == []
+    box.run = inner
     box.ends(2)
     assert len(ranks(box)) == 1
 

@@ -20,7 +20,8 @@ LAUNCHERS = {
     "torch.distributed.launch", "torch.distributed.run", "torchrun", "torchx",
 }  # fmt: skip
 """Programs and modules that start ranks and are none."""
-TOOLS = {"pip", "pip3", "ensurepip", "venv", "virtualenv", "uv", "conda"}
+TOOLS = {"badput", "badput.cli", "conda", "ensurepip", "pip", "pip3", "uv", "venv", "virtualenv"}
+"""Programs and modules that are no ranks; what badput's own commands start is judged by itself."""
 RANKS = ("RANK", "LOCAL_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
          "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PMI_RANK",
          "MPI_LOCALRANKID")  # fmt: skip
