@@ -22,7 +22,7 @@ from badput_ledger.cost import Costs, build_costs
 from badput_ledger.errors import BooksError
 from badput_ledger.facts import Facts, assemble
 from badput_ledger.paths import readable
-from badput_ledger.price import Pricing, check_price, choose_price
+from badput_ledger.price import Pricing, check_price, choose_price, is_currency
 from badput_ledger.price_options import Tariff
 from badput_ledger.rate import Rate, settle_rate
 from badput_ledger.scan import StepScan, scan_steps
@@ -237,6 +237,8 @@ def open_books(
     folder = store.run_folder(path)
     if price is not None:
         check_price(price)
+    if not is_currency(currency):
+        raise BooksError(f"the currency {currency!r} cannot be; give a short name such as USD.")
     tariff = tariff or Tariff()
     table = tariff.table(price, currency)
     spill = tempfile.TemporaryDirectory(prefix="badput-")

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 from badput_ledger.books import open_books
-from badput_ledger.commands.common import add_gaps, guarded, tell_broken
+from badput_ledger.commands.common import Parser, add_gaps, guarded, tell_broken
 from badput_ledger.formats import FORMATS, output, writer
 from badput_ledger.price import parse_price
 from badput_ledger.price_options import add_arguments, tariff_of
@@ -35,11 +35,10 @@ examples:
 
 def report_main(argv: Sequence[str]) -> int:
     """Print the books of a run. Exit 2 if the input is bad or parts of it were skipped."""
-    parser = argparse.ArgumentParser(
-        prog="badput report",
-        description="Print the books of a run: verdict, waterfall, evidence.",
-        epilog=_REPORT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        "badput report",
+        "Print the books of a run: verdict, waterfall, evidence.",
+        _REPORT_EXAMPLES,
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text")
@@ -77,9 +76,7 @@ def report_main(argv: Sequence[str]) -> int:
 
 def fsck_main(argv: Sequence[str]) -> int:
     """Check that the books close to the nanosecond. Exit 1 if a check fails."""
-    parser = argparse.ArgumentParser(
-        prog="badput fsck", description="Check that the books of a run close to the nanosecond."
-    )
+    parser = Parser("badput fsck", "Check that the books of a run close to the nanosecond.")
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
     args = parser.parse_intermixed_args(argv)
@@ -102,11 +99,10 @@ def fsck_main(argv: Sequence[str]) -> int:
 
 def sql_main(argv: Sequence[str]) -> int:
     """Answer one SELECT over the facts and views of a run."""
-    parser = argparse.ArgumentParser(
-        prog="badput sql",
-        description="Ask the books of a run with one SELECT; without one, list the views.",
-        epilog=_SQL_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        "badput sql",
+        "Ask the books of a run with one SELECT; without one, list the views.",
+        _SQL_EXAMPLES,
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("query", metavar="SELECT", nargs="?", help="one SELECT statement")
@@ -126,10 +122,18 @@ def sql_main(argv: Sequence[str]) -> int:
     return guarded("sql", work)
 
 
+_MOST_ROWS = 1_000_000_000
+
+
 def _whole(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("give a whole number from 1")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        value = 0
+    else:
+        value = int(text)
+    if not 1 <= value <= _MOST_ROWS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of rows; give a whole number from 1 to {_MOST_ROWS:,}"
+        )
     return value
 
 

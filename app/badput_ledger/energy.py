@@ -68,7 +68,9 @@ def total_energy(found: list[Energy]) -> float | None:
 # a number of our own only
 PIECES = f"""
 WITH whole AS (
-    SELECT gpu_uuid, time_ns, max(energy_j) AS energy_j, max(power_w) AS power_w
+    -- no reading: what no sensor can mean, NaN (which sorts above every number) included
+    SELECT gpu_uuid, time_ns, max(energy_j) FILTER (WHERE energy_j BETWEEN 0 AND 1e15) AS energy_j,
+           max(power_w) FILTER (WHERE power_w BETWEEN 0 AND 1e6) AS power_w
     FROM gpu_samples
     WHERE gpu_uuid NOT IN (SELECT gpu_uuid FROM devices WHERE parent_uuid IS NOT NULL)
     GROUP BY gpu_uuid, time_ns

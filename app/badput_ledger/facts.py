@@ -7,7 +7,7 @@ The result is written into DuckDB as the tables `sessions`, `members`, `slots`,
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from badput_ledger import store
 from badput_ledger.endings import (
@@ -24,7 +24,7 @@ from badput_ledger.hangs import COLUMNS as HANG_COLUMNS
 from badput_ledger.hangs import Hang, ended_in, survived
 from badput_ledger.hangs import rows as hang_rows
 from badput_ledger.places import members_of, places_of
-from badput_ledger.processes import Exit, Process, attrs_of, read_processes
+from badput_ledger.processes import Exit, Process, attrs_of, read_processes, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -239,12 +239,19 @@ def _blame(session: Session, marks: list[Mark], *, last: bool) -> None:
         session.end_known = False
         return
     session.failure = next((m for m in ending if m.kind == "failure"), None)
-    told = {pid for m in marks if m.kind == "signal" for pid in m.attrs.get("pids") or ()}
+    told = {pid for m in marks if m.kind == "signal" for pid in _pids(m)}
     session.culprit = culprit_of(dead, session.exits, session.failure, told)
     if session.culprit is not None:
         session.end_reason = session.culprit.reason
     session.fail_ns = fail_ns
     session.hangs += ended_in(ending, fail_ns)
+
+
+def _pids(mark: Mark) -> list[int]:
+    """The process ids that a launcher's signal went to."""
+    said = mark.attrs.get("pids")
+    found = [whole(p) for p in cast("list[object]", said)] if isinstance(said, list) else []
+    return [p for p in found if p is not None]
 
 
 def _during(said: Exit, session: Session, following: int | None) -> bool:
@@ -265,8 +272,8 @@ def _is_over(facts: Facts) -> bool:
 
 
 def _positive(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
-        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        return None  # nan too
     return int(min(value, MAX_PLACES + 1))  # inf too
 
 

@@ -102,7 +102,7 @@ def output(path: str | None) -> Generator[IO[str]]:
         return
     target = Path(path)
     if target.is_dir():
-        raise BooksError(f"{path} is a folder; give the name of a file to -o.")
+        raise BooksError(f"{path or repr(path)} is a folder; give the name of a file to -o.")
     if target.exists() and not target.is_file():  # a pipe or a device: nothing to rename
         with open(target, "w", encoding="utf-8") as file:
             yield file

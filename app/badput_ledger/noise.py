@@ -114,7 +114,7 @@ kept, as it covers several steps, is left out."""
 
 _STEPS = f"""{KEPT},
 told AS (
-    SELECT s.session, s.step, s.replica, max(s.samples // s.n_steps) AS samples,
+    SELECT s.session, s.step, s.replica, max(s.samples // greatest(s.n_steps, 1)) AS samples,
            avg(s.grad_norm * s.grad_norm) FILTER (WHERE abs(s.grad_norm) < 1e100) AS big,
            avg(s.grad_norm_small * s.grad_norm_small)
                FILTER (WHERE abs(s.grad_norm_small) < 1e100) AS small,

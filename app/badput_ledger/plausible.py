@@ -15,8 +15,8 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "ns since epoch": (0, 1 << 62),  # until the year 2116
     "ns": (-(1 << 58), 1 << 58),  # nine years
     "count": (-(1 << 40), 1 << 40),
-    "tokens": (-(1 << 40), 1 << 40),
-    "samples": (-(1 << 40), 1 << 40),
+    "tokens": (0, 1 << 40),
+    "samples": (0, 1 << 40),
 }
 """Least and greatest value of an int64 column, by its unit."""
 

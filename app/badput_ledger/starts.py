@@ -56,7 +56,7 @@ SELECT s.session, s.start_ns, r.completed_upto, r.completed_upto IS NOT NULL AS 
        l.loads, l.loaded, v.saves
 FROM sessions s LEFT JOIN resumes r USING (session)
 LEFT JOIN (SELECT m.session, count(DISTINCT c.start_ns) AS loads,
-                  arg_min(c.step, c.start_ns) AS loaded
+                  arg_min(c.step, (c.start_ns, c.step)) AS loaded
            FROM checkpoints c JOIN members m USING (process_id)
            WHERE c.op = 'load' AND coalesce(c.ok, true) GROUP BY m.session) l
     USING (session)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Parser(argparse.ArgumentParser):
     """A parser that says in one sentence what was wrong, and keeps the line ends of examples."""
 
-    def __init__(self, prog: str, description: str, examples: str) -> None:
+    def __init__(self, prog: str, description: str, examples: str | None = None) -> None:
         super().__init__(
             prog=prog,
             description=description,

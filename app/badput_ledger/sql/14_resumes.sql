@@ -9,7 +9,8 @@ WITH loads AS (
 ),
 traced AS (
     SELECT l.session, l.step, l.path,
-           (SELECT arg_max(struct_pack(session := v.session, step := v.step), v.start_ns)
+           (SELECT arg_max(struct_pack(session := v.session, step := v.step, ord := sv.ord),
+                           (v.start_ns, sv.ord, v.step))
             FROM saves v JOIN sessions sv ON sv.session = v.session
             WHERE l.path IS NOT NULL AND sv.ord < s.ord
               AND (list_contains(v.paths, l.path) OR list_contains(v.final_paths, l.path)
@@ -20,7 +21,8 @@ traced AS (
     FROM loads l JOIN sessions s ON s.session = l.session
 ),
 loaded AS (
-    SELECT session, any_value(origin.session) AS writer,
+    -- ranks that loaded from different sessions began at the lowest of the steps
+    SELECT session, arg_min(origin.session, (coalesce(step, origin.step), -origin.ord)) AS writer,
            min(coalesce(step, origin.step)) FILTER (WHERE origin IS NOT NULL OR path IS NULL) AS step,
            count(*) AS loads, bool_or(path IS NOT NULL AND origin IS NULL) AS outside
     FROM traced GROUP BY session

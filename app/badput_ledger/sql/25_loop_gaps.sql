@@ -4,10 +4,17 @@ WITH gaps AS (
     FROM line l JOIN rank_steps k USING (session, rank)
     WHERE NOT l.is_step AND l.start_ns > l.before_ns AND l.before_ns >= k.first_start_ns
 ),
-waits AS (
-    SELECT g.*, s.process_id, s.seq, coalesce(s.pre_data_ns, 0) AS pre_data_ns
-    FROM gaps g ASOF LEFT JOIN step_rows s
+following AS (
+    SELECT g.*, s.start_ns AS next_ns FROM gaps g ASOF LEFT JOIN step_rows s
       ON g.session = s.session AND g.rank = s.rank AND s.start_ns >= g.stop_ns
+),
+-- Of several steps that begin at one instant, as lines of a log may, the first.
+waits AS (
+    SELECT f.session, f.rank, f.start_ns, f.stop_ns, any_value(s.process_id) AS process_id,
+           min(s.seq) AS seq, coalesce(arg_min(s.pre_data_ns, s.seq), 0) AS pre_data_ns
+    FROM following f LEFT JOIN step_rows s
+      ON s.session = f.session AND s.rank = f.rank AND s.start_ns = f.next_ns
+    GROUP BY f.session, f.rank, f.start_ns, f.stop_ns
 ),
 run AS (
     SELECT *, coalesce(sum(stop_ns - start_ns) OVER (

@@ -1,12 +1,13 @@
 -- Steps beside a write, and steps in which every sample of the GPU says that power or heat held its
 -- clock down: what each lasted. Only of a run that has either; steps that warm up are left out.
 WITH samples AS (
-    SELECT gpu_uuid, time_ns, row_number() OVER w AS seen, sum(held::INTEGER) OVER w AS slow
+    SELECT gpu_uuid, time_ns, count(*) OVER w AS seen, sum(held::INTEGER) OVER w AS slow
     FROM (SELECT DISTINCT gpu_uuid, time_ns, regexp_matches(throttle_names,
                  'sw_power_cap|hw_slowdown|sw_thermal_slowdown|hw_thermal_slowdown|hw_power_brake|board_limit|reliability') AS held
           FROM gpu_samples WHERE throttle_names IS NOT NULL
             AND EXISTS (FROM gpu_samples WHERE throttle_names <> ''))
-    WINDOW w AS (PARTITION BY gpu_uuid ORDER BY time_ns, held ROWS UNBOUNDED PRECEDING)
+    -- samples of one instant count together
+    WINDOW w AS (PARTITION BY gpu_uuid ORDER BY time_ns RANGE UNBOUNDED PRECEDING)
 ),
 watched AS (SELECT session FROM writes UNION
             SELECT m.session FROM members m SEMI JOIN samples USING (gpu_uuid)),

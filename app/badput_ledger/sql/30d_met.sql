@@ -21,10 +21,21 @@ waited AS (
     FROM calls c JOIN least_of l ON l.session = c.session AND l.step = c.step AND l.name = c.name
          AND l.group_id IS NOT DISTINCT FROM c.group_id AND l.nth = c.nth
 ),
+-- Of several steps that began at one instant, the last: those before it took no time.
+begun AS (
+    SELECT w.*, r.start_ns AS begun_ns FROM waited w ASOF JOIN step_time r
+      ON r.process_id = w.process_id AND r.start_ns <= w.start_ns
+),
+ties AS (
+    SELECT r.process_id, r.start_ns, arg_max(r.seq, (r.stop_ns, r.seq)) AS seq
+    FROM step_time r SEMI JOIN begun b ON b.process_id = r.process_id AND b.begun_ns = r.start_ns
+    GROUP BY r.process_id, r.start_ns
+),
 placed AS (
     SELECT r.session, r.process_id, r.seq, r.step, coalesce(r.stage, -1) AS stage, r.plain_ns,
            sum(w.ns)::BIGINT AS waited_ns
-    FROM waited w ASOF JOIN step_time r ON r.process_id = w.process_id AND r.start_ns <= w.start_ns
+    FROM begun w JOIN ties t ON t.process_id = w.process_id AND t.start_ns = w.begun_ns
+    JOIN step_time r ON r.process_id = t.process_id AND r.seq = t.seq
     WHERE w.stop_ns <= r.stop_ns AND r.n_steps = 1
     GROUP BY ALL
 )
