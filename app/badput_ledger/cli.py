@@ -126,10 +126,7 @@ _MOST_ROWS = 1_000_000_000
 
 
 def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        value = 0
-    else:
-        value = int(text)
+    value = 0 if not (text.isascii() and text.isdecimal() and len(text) < 20) else int(text)
     if not 1 <= value <= _MOST_ROWS:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no number of rows; give a whole number from 1 to {_MOST_ROWS:,}"
