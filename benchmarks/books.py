@@ -32,6 +32,7 @@ query = (
     f"FROM read_parquet('{sys.argv[1]}/facts/steps/*.parquet') GROUP BY process_id"
 )
 con = duckdb.connect()
+con.execute("SET enable_progress_bar = false")
 con.execute(query).fetchall()
 begin = time.perf_counter()
 con.execute(query).fetchall()

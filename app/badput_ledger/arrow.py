@@ -30,6 +30,18 @@ def scalar(value: int) -> Any:
     return pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(struct.pack("q", value))])[0]
 
 
+def repeated(value: int | None, rows: int, kind: str) -> Any:
+    """An array of one value; ``kind`` is a type of the schema: int64, int32 or bool."""
+    pa = pyarrow()
+    if value is None:
+        return pa.nulls(rows)
+    if kind == "bool":
+        data = (b"\xff" if value else b"\0") * (-(-rows // 8))
+        return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(data)])
+    ones = pa.repeat(scalar(value), rows)
+    return ones if kind == "int64" else ones.cast(pa.int32())
+
+
 def numbers(column: Any) -> memoryview:
     """An int64 array without NULL as Python numbers, without a copy."""
     whole = memoryview(column.buffers()[1]).cast("B")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from badput.schema import TABLES
 from badput_ledger import chain, store
 from badput_ledger.arrow import ints, scalar
+from badput_ledger.batch import Rows, joined, read
 from badput_ledger.facts import SPAN_LEAVES
 from badput_ledger.stretch import COLUMNS, NEEDED, Chunk, Found, Span
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from badput_ledger.store import Part
 
-    Look = Callable[[Any], tuple[dict[str, int], Found]]
+    Look = Callable[[Rows], tuple[dict[str, int], Found]]
 
 BATCH_ROWS = 131_072
 """Small parts are put together until they hold this many rows."""
@@ -58,6 +59,8 @@ class Hints:
     """What is known before the steps are read, to look closely in the right places."""
 
     spans: dict[int, list[Span]] = field(default_factory=dict[int, list[Span]])
+    shortest: dict[int, int] = field(default_factory=dict[int, int])
+    """The shortest of a process's spans, in nanoseconds."""
     splits: list[int] = field(default_factory=list[int])
     first_seq: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -137,14 +140,14 @@ class StepScan:
             while waiting:
                 yield waiting.popleft().result()
 
-    def _look(self, data: Any) -> tuple[dict[str, int], Found]:
-        counts = {n: data.num_rows - data.column(n).null_count for n in NEEDED}
+    def _look(self, data: Rows) -> tuple[dict[str, int], Found]:
+        counts = {n: data.known(n) for n in NEEDED}
         found = Found()
-        for pid, seq, chunk in _chunks(data):
+        for pid, seq, rows in _chunks(data):
             spans = self._hints.spans.get(pid, [])
-            shortest = min((s.stop_ns - s.start_ns for s in spans), default=1 << 62)
+            shortest = self._hints.shortest.get(pid, 1 << 62)
             head = seq <= self._hints.first_seq.get(pid, seq)
-            found.take_in(Chunk(chunk, spans, self._hints.splits, head, shortest).split())
+            found.take_in(Chunk(rows, spans, self._hints.splits, head, shortest).split())
         return counts, found
 
 
@@ -162,6 +165,7 @@ def _hints(con: duckdb.DuckDBPyConnection, parts: list[Part]) -> Hints:
     ).fetchall()
     for pid, start, stop in rows:
         hints.spans.setdefault(pid, []).append(Span(start, stop))
+        hints.shortest[pid] = min(stop - start, hints.shortest.get(pid, 1 << 62))
     steps = con.execute(
         "SELECT step FROM checkpoints WHERE step IS NOT NULL UNION "
         "SELECT CASE WHEN json_valid(attrs) "
@@ -187,85 +191,42 @@ def _may_hold(part: Part, wanted: Open) -> bool:
     return any(low <= pid <= high for low, high, *_ in part.keys for pid in wanted)
 
 
-def _read_and(look: Look, batch: list[Part]) -> tuple[dict[str, int], Found]:
-    return look(_read(batch))
+def _read_and(look: Look, parts: list[Part]) -> tuple[dict[str, int], Found]:
+    return look(read(parts, NEEDED))
 
 
-def _read(batch: list[Part]) -> Any:
-    """The rows of some parts as one table of NEEDED columns, each in one piece."""
-    tables = [_read_part(part) for part in batch]
-    return _joined(tables).combine_chunks()
-
-
-def _read_part(part: Part) -> Any:
-    pa, pq = store.pyarrow(), store.pyarrow("parquet")
-    try:
-        with open(part.path, "rb") as handle:
-            file = pq.ParquetFile(handle)
-            empty = _empty_columns(file.metadata)
-            there = [n for n in NEEDED if n in part.columns and n not in empty]
-            data = file.read(columns=there, use_threads=False)
-    except FileNotFoundError as error:
-        raise store.GoneError(part.path) from error
-    types = {c.name: store.arrow_type(c.type) for c in TABLES["steps"].columns}
-    columns = [
-        _as_type(data.column(n), types[n]) if n in there else pa.nulls(part.rows) for n in NEEDED
-    ]
-    return pa.table(columns, names=list(NEEDED))
-
-
-def _as_type(column: Any, kind: Any) -> Any:
-    return column if column.type == kind else column.cast(kind)
-
-
-def _joined(tables: list[Any]) -> Any:
-    """Tables below each other. Columns that hold nothing have no type and take no memory."""
-    return store.pyarrow().concat_tables(tables, promote_options="default")
-
-
-def _empty_columns(meta: Any) -> set[str]:
-    """Columns of which the footer says that they hold nothing but NULL."""
-    empty = {meta.schema.column(i).name for i in range(meta.num_columns)}
-    for group in range(meta.num_row_groups):
-        rows = meta.row_group(group)
-        for i in range(meta.num_columns):
-            stats = rows.column(i).statistics
-            if stats is None or stats.null_count != rows.num_rows:
-                empty.discard(meta.schema.column(i).name)
-    return empty
-
-
-def _chunks(data: Any) -> Iterator[tuple[int, int, Any]]:
+def _chunks(data: Rows) -> Iterator[tuple[int, int, Rows]]:
     """(process, first record number, its rows) for each process of a batch."""
     pa, pc = store.pyarrow(), store.pyarrow("compute")
-    if not data.num_rows:
+    if not len(data):
         return
-    runs = pc.run_end_encode(data.column("process_id").chunk(0), run_end_type=pa.int32())
+    runs = pc.run_end_encode(data.column("process_id"), run_end_type=pa.int32())
     ends = runs.run_ends.to_pylist()
-    if len(ends) * 8 > data.num_rows:
-        data = data.sort_by([("process_id", "ascending"), ("seq", "ascending")]).combine_chunks()
-        runs = pc.run_end_encode(data.column("process_id").chunk(0), run_end_type=pa.int32())
+    if len(ends) * 8 > len(data):
+        keys = [("process_id", "ascending"), ("seq", "ascending")]
+        data = Rows(data.table.sort_by(keys).combine_chunks(), data.same, data.columns)
+        runs = pc.run_end_encode(data.column("process_id"), run_end_type=pa.int32())
         ends = runs.run_ends.to_pylist()
     pieces: dict[int, list[Any]] = {}
     begin = 0
     for pid, end in zip(runs.values.to_pylist(), ends, strict=True):
-        pieces.setdefault(pid, []).append(data.slice(begin, end - begin))
+        pieces.setdefault(pid, []).append(data.table.slice(begin, end - begin))
         begin = end
     for pid, slices in pieces.items():
-        one = slices[0] if len(slices) == 1 else _joined(slices).combine_chunks()
-        yield pid, one.column("seq")[0].as_py(), one
+        one = slices[0] if len(slices) == 1 else joined(slices).combine_chunks()
+        yield pid, one.column("seq")[0].as_py(), Rows(one, data.same, data.columns)
 
 
-def _apart(data: Any, wanted: Open) -> tuple[dict[str, int], Found]:
+def _apart(data: Rows, wanted: Open) -> tuple[dict[str, int], Found]:
     """The rows of the stretches that are taken apart, out of one batch."""
     pc = store.pyarrow("compute")
     found = Found()
-    for pid, _, chunk in _chunks(data):
-        numbers = chunk.column("seq").chunk(0)
+    for pid, _, rows in _chunks(data):
+        numbers = rows.column("seq")
         for seq, steps in sorted(wanted.get(pid, [])):
             at = pc.index(numbers, scalar(seq)).as_py()
             if at >= 0:
-                found.loose.append(chunk.slice(at, steps))
+                found.loose.append(rows.slice(at, steps).whole())
     return {}, found
 
 
@@ -284,6 +245,7 @@ def _insert(
 
 def _append(con: duckdb.DuckDBPyConnection, table: str, data: list[Any]) -> None:
     if data:
-        con.register("rows_to_insert", _joined(data))
+        # in one piece: DuckDB takes each chunk, of a few rows here, by itself
+        con.register("rows_to_insert", joined(data).combine_chunks())
         con.execute(f"INSERT INTO {table} BY NAME FROM rows_to_insert")
         con.unregister("rows_to_insert")

@@ -9,6 +9,7 @@ goes away while it is read, because it was compacted, the table is listed again.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -154,6 +155,7 @@ def _why_not(error: Exception) -> str:
     return "not a complete Parquet file (cut off or still being written)"
 
 
+@functools.cache
 def pyarrow(module: str = "") -> Any:
     """pyarrow, which ships no types: what comes from it is Any."""
     return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
