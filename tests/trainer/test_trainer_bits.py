@@ -78,6 +78,16 @@ def test_a_slow_rank_changes_no_bit(trainer, plain):
     assert (outcome.checkpoints / "fired-1-9-slow").exists()
 
 
+def test_a_killed_2bw_run_continues_with_both_slots_to_the_same_bits(trainer, plain):
+    whole = trainer.run("2bw", schedule="2bw", eval_every=5)
+    assert whole.code == 0, whole.err
+    assert whole.digests != plain.digests
+    killed = trainer.run("2bw-killed", "--fault", "1:27:kill", schedule="2bw", probe=True)
+    assert killed.code == 0, killed.err
+    assert "starting at step 5 of 12" in killed.out
+    assert killed.digests == whole.digests
+
+
 def test_a_truncated_newest_checkpoint_falls_back_to_the_older_common_one(trainer, plain):
     shutil.copytree(plain.checkpoints, trainer.folder / "cut" / "checkpoints")
     newest = trainer.folder / "cut" / "checkpoints" / "step-00000012" / "stage-1.pt"

@@ -35,7 +35,11 @@ def test_help_says_what_a_fault_is_and_gives_examples(capsys):
         (["--lr", "nan"], "--lr must be above 0 and at most 10"),
         (["--weight-decay", "inf"], "--weight-decay inf at --lr 0.003"),
         (["--seed", str(2**63)], "--seed must be below 2**63"),
-        (["--schedule", "2bw"], "--schedule 2bw is unknown"),
+        (["--schedule", "3bw"], "--schedule 3bw is unknown; it is one of 1f1b, gpipe, 2bw"),
+        (
+            ["--schedule", "2bw", "--stages", "4", "--microbatches", "2"],
+            "--schedule 2bw with --stages 4 needs at least 3 --microbatches, not 2",
+        ),
         (["--fault", "1:2:melt"], "--fault 1:2:melt is not rank:microbatch:kind"),
         (["--fault", "7:2:kill"], "names rank 7"),
         (["--restarts", "-1"], "--restarts must be at least 0"),

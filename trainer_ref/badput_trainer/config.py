@@ -1,8 +1,9 @@
 """The settings of one run: checked once, frozen, and carried as JSON to every stage.
 
 ``TrainConfig.hash`` covers what decides the weights after a given number of steps, and
-nothing else: a checkpoint may be continued for more steps, with another schedule or
-another checkpoint interval, but never with another model, text, batch or learning rate.
+nothing else: a checkpoint may be continued for more steps, with another schedule of the
+same delay or another checkpoint interval, but never with another model, text, batch or
+learning rate.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from badput_trainer import faults
-from badput_trainer.schedule import SCHEDULES
+from badput_trainer.schedule import DELAYS, SCHEDULES
 
 VOCABULARY = 256
 """The model reads bytes."""
@@ -88,6 +89,12 @@ class TrainConfig:
                 f"--stages {self.stages} needs at least {self.stages} layers, "
                 f"one for each stage; --layers is {self.model.layers}."
             )
+        if DELAYS[self.schedule] and self.microbatches < self.stages - 1:
+            raise ConfigError(
+                f"--schedule {self.schedule} with --stages {self.stages} needs at least "
+                f"{self.stages - 1} --microbatches, not {self.microbatches}: "
+                f"a stage runs at most one step ahead."
+            )
         self._check_faults()
 
     def _check_ranges(self) -> None:
@@ -153,6 +160,7 @@ class TrainConfig:
             "microbatches": self.microbatches,
             "microbatch": self.microbatch,
             "seed": self.seed,
+            "delay": DELAYS[self.schedule],
             "lr": self.lr,
             "weight_decay": self.weight_decay,
         }

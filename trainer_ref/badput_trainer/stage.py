@@ -1,41 +1,58 @@
-"""One pipeline stage: its weights, activations in flight and optimizer; and its link.
+"""One pipeline stage: its weights, activations in flight and optimizer.
 
-``Stage`` knows nothing of its neighbours: activations and gradients come in and go out
-as tensors. ``Link`` carries them from and to the neighbours and looks at none.
+It knows nothing of its neighbours: activations and gradients come in and go out as
+tensors. ``link.Link`` carries them from and to the neighbours and looks at none.
 
-Seam: ``_slot_for`` picks the weights that a step reads. A synchronous schedule has one
-slot, whose version is the number of updates made. A schedule with one step of delay
-keeps two, slot[v % 2] holding version v, and writes the free one out of place; it is
-not built. The versions are checked already, on every pass.
+Weights have versions: version v has seen v updates. With W_v for version v, step s = t + 1
+makes its gradients, forward and backward, with W_t under a synchronous schedule and with
+W_max(t-1, 0) under one with a delay of one, applies them to W_t and so makes W_t+1. A stage
+has one slot for weights, or two under delay: ``slots[v % len(slots)]`` holds version v. New
+weights are new tensors, put in the place of the oldest: nothing that autograd has seen is
+ever changed. Every pass and every update checks the versions it meets.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from badput_trainer import model
 from badput_trainer.optim import AdamW
+from badput_trainer.schedule import DELAYS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from badput_trainer.config import TrainConfig
 
-EVAL_MICROBATCHES = 4
-"""Microbatches of an evaluation; a link keeps tags for them."""
+EMPTY = -1
+"""Version of a slot that no weights were written to yet."""
 
 
-@dataclass(slots=True)
 class Slot:
     """Weights and how many updates they have seen."""
 
-    module: model.StageModel
-    version: int = 0
+    def __init__(self, module: model.StageModel, version: int) -> None:
+        self.module = module
+        self.version = version
+        owners = dict(module.named_modules())
+        self._places = {
+            name: (owners[name.rpartition(".")[0]], name.rpartition(".")[2])
+            for name, _ in module.named_parameters()
+        }
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters by name."""
+        return dict(self.module.named_parameters())
+
+    def write(self, weights: list[Tensor], version: int) -> None:
+        """Put new tensors in the place of the old ones, which graphs may still refer to."""
+        for (owner, leaf), tensor in zip(self._places.values(), weights, strict=True):
+            setattr(owner, leaf, nn.Parameter(tensor))
+        self.version = version
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +68,22 @@ class Stage:
     def __init__(self, config: TrainConfig, stage: int) -> None:
         self.first = stage == 0
         self.last = stage == config.stages - 1
-        self._microbatches = config.microbatches
-        module = model.build(config.model, stage, config.stages, config.seed)
-        self._slot = Slot(module)
-        self._weights: dict[str, Tensor] = dict(module.named_parameters())
-        self._optimizer = AdamW(self._weights, lr=config.lr, weight_decay=config.weight_decay)
-        self._in_flight: dict[int, _InFlight] = {}
-
-    @property
-    def steps(self) -> int:
+        self.steps = 0
         """Optimizer steps done, those before a restart included."""
-        return self._slot.version
+        self.delays: Counter[int] = Counter()
+        """Microbatches by the delay that was seen: updates that the weights were behind."""
+        self.delay = DELAYS[config.schedule]
+        self._microbatches = config.microbatches
+        modules = [
+            model.build(config.model, stage, config.stages, config.seed)
+            for _ in range(1 + self.delay)
+        ]
+        self._slots = [Slot(m, 0 if i == 0 else EMPTY) for i, m in enumerate(modules)]
+        self._optimizer = _OutOfPlace(
+            self._newest.weights, lr=config.lr, weight_decay=config.weight_decay
+        )
+        self._in_flight: dict[tuple[int, int], _InFlight] = {}
+        self._versions: list[int] = []
 
     def forward(self, step: int, k: int, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """Pass microbatch ``k`` of ``step`` through; the last stage returns its loss.
@@ -69,30 +91,32 @@ class Stage:
         The loss is the mean over the microbatch; the gradient is that of the mean over
         the whole batch, so ``backward`` starts from loss / microbatches.
         """
-        slot = self._slot_for(step)
+        slot = self._read(step)
+        assert slot.version == max(step - 1 - self.delay, 0), (step, k, slot.version)
         if not self.first:
             inputs = inputs.detach().requires_grad_()
         output = slot.module(inputs)
         if self.last:
             assert targets is not None
             output = model.loss_of(output, targets)
-        self._in_flight[k] = _InFlight(inputs, output, slot.version)
+        self._in_flight[step, k] = _InFlight(inputs, output, slot.version)
         return output.detach()
 
     def backward(self, step: int, k: int, gradient: Tensor | None = None) -> Tensor | None:
         """Add the gradients of microbatch ``k``; returns that of its inputs, if any flow on."""
-        flight = self._in_flight.pop(k)
-        assert flight.version == self._slot_for(step).version, "weights changed in between"
+        flight = self._in_flight.pop((step, k))
+        assert flight.version == self._read(step).version, "weights changed in between"
         if self.last:
             torch.autograd.backward(flight.output / self._microbatches)
         else:
             torch.autograd.backward(flight.output, gradient)
+        self._versions.append(flight.version)
         return None if self.first else flight.inputs.grad
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """A forward pass with the newest weights that leaves nothing behind."""
-        output = self._slot.module(inputs)
+        output = self._newest.module(inputs)
         if self.last:
             assert targets is not None
             return model.loss_of(output, targets)
@@ -100,118 +124,86 @@ class Stage:
 
     def update(self, step: int) -> float:
         """The optimizer step ``step``; returns the gradient norm of this stage."""
-        assert not self._in_flight, "a microbatch is still under way"
-        slot = self._slot_for(step)
-        gradients = [w.grad for w in self._weights.values() if w.grad is not None]
+        assert len(self._versions) == self._microbatches, "a microbatch is still under way"
+        read, source = self._read(step), self._newest
+        assert source.version == step - 1, f"step {step} met weights of version {source.version}"
+        self.delays.update(source.version - version for version in self._versions)
+        self._versions.clear()
+        gradients = [g for w in read.weights.values() if (g := w.grad) is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
-        self._optimizer.step()
-        for weight in self._weights.values():
+        new = self._optimizer.step(list(source.weights.values()), gradients)
+        for weight in read.weights.values():
             weight.grad = None
-        slot.version += 1
+        self._slots[step % len(self._slots)].write(new, step)
+        self.steps = step
         return norm
 
     def digest(self) -> str:
-        """sha256 of the weights."""
-        return model.weights_digest(self._weights)
+        """sha256 of the newest weights."""
+        return model.weights_digest(self._newest.weights)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the live tensors, to be cloned by the writer."""
-        weights = {name: w.detach() for name, w in self._weights.items()}
-        return {"steps": self.steps, "weights": weights, "optimizer": self._optimizer.state()}
+        """What a checkpoint keeps: the live tensors, to be cloned by the writer.
+
+        ``slots`` are all of them, oldest first: the older weights make the next gradients.
+        Activations in flight are not kept, the older slot makes the same ones again.
+        """
+        slots = sorted((s for s in self._slots if s.version != EMPTY), key=lambda s: s.version)
+        return {
+            "steps": self.steps,
+            "slots": [
+                {"version": s.version, "weights": {n: w.detach() for n, w in s.weights.items()}}
+                for s in slots
+            ],
+            "optimizer": self._optimizer.state(),
+            "delays": dict(self.delays),
+        }
 
     @torch.no_grad()
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state``. Raises KeyError or RuntimeError if it does not fit."""
-        for name, weight in self._weights.items():
-            weight.copy_(state["weights"][name])
-        self._optimizer.load(state["optimizer"])
-        self._slot.version = int(state["steps"])
+        for slot in self._slots:
+            slot.version = EMPTY
+        for saved in state["slots"]:
+            version = int(saved["version"])
+            slot = self._slots[version % len(self._slots)]
+            new = [saved["weights"][name].clone() for name in slot.weights]
+            slot.write(new, version)
+        self._optimizer.load_state(state["optimizer"])
+        self.steps = int(state["steps"])
+        self.delays = Counter({int(d): int(n) for d, n in state["delays"].items()})
+        self._in_flight.clear()
+        self._versions.clear()
 
-    def _slot_for(self, step: int) -> Slot:
-        """The weights that step ``step`` (from 1) reads: those after step - 1 updates."""
-        slot = self._slot
-        assert slot.version == step - 1, f"step {step} met weights of version {slot.version}"
-        return slot
+    @property
+    def _newest(self) -> Slot:
+        return self._slots[self.steps % len(self._slots)]
+
+    def _read(self, step: int) -> Slot:
+        """The slot whose weights make the gradients of step ``step`` (from 1)."""
+        return self._slots[max(step - 1 - self.delay, 0) % len(self._slots)]
 
 
-class PeerLostError(RuntimeError):
-    """The connection to a neighbour broke, nearly always because it died."""
+class _OutOfPlace:
+    """AdamW that returns new tensors instead of changing those it is given."""
 
+    def __init__(self, weights: dict[str, Tensor], *, lr: float, weight_decay: float) -> None:
+        self._work = {name: w.detach().clone() for name, w in weights.items()}
+        self._inner = AdamW(self._work, lr=lr, weight_decay=weight_decay)
 
-class Link:
-    """The traffic of one stage with its neighbours, matched by tags.
+    @torch.no_grad()
+    def step(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        """The weights after one update."""
+        for work, weight, gradient in zip(self._work.values(), weights, gradients, strict=True):
+            work.copy_(weight)
+            work.grad = gradient
+        self._inner.step()
+        return [work.clone() for work in self._work.values()]
 
-    Receives are posted early and sends are kept until a later ``settle``, so neither
-    side waits for a buffer; a tag is used again only two steps later.
-    """
+    def state(self) -> dict[str, Any]:
+        """See AdamW."""
+        return self._inner.state()
 
-    def __init__(self, rank: int, config: TrainConfig) -> None:
-        self._rank = rank
-        self._last = rank == config.stages - 1
-        self._neighbours = (rank > 0) + (not self._last)
-        self._span = config.microbatches + EVAL_MICROBATCHES
-        self._shape = (config.microbatch, config.model.context, config.model.width)
-        self._arriving: dict[int, tuple[dist.Work | None, Tensor]] = {}
-        self._sent: list[tuple[dist.Work | None, Tensor]] = []
-
-    def expect(self, step: int, ks: range, *, gradients: bool = True) -> None:
-        """Post the receives of a step: activations from before, gradients from behind."""
-        for k in ks:
-            if self._rank > 0:
-                self._post(self._tag(step, k, 0), self._rank - 1)
-            if gradients and not self._last:
-                self._post(self._tag(step, k, 1), self._rank + 1)
-
-    def activation(self, step: int, k: int) -> Tensor:
-        """The stage before's output for microbatch ``k``. Raises PeerLostError."""
-        return self._arrived(self._tag(step, k, 0), self._rank - 1)
-
-    def gradient(self, step: int, k: int) -> Tensor:
-        """The gradient of this stage's output for microbatch ``k``. Raises PeerLostError."""
-        return self._arrived(self._tag(step, k, 1), self._rank + 1)
-
-    def send_activation(self, step: int, k: int, tensor: Tensor) -> None:
-        """Hand an output to the next stage, without waiting."""
-        self._send(tensor, self._rank + 1, self._tag(step, k, 0))
-
-    def send_gradient(self, step: int, k: int, tensor: Tensor) -> None:
-        """Hand a gradient to the stage before, without waiting."""
-        self._send(tensor, self._rank - 1, self._tag(step, k, 1))
-
-    def settle(self, microbatches: int = 0) -> None:
-        """Wait for all sends but those of the newest ``microbatches``. Raises PeerLostError."""
-        while len(self._sent) > microbatches * self._neighbours:
-            work, _ = self._sent.pop(0)
-            self._wait(work, "a neighbour")
-
-    def _tag(self, step: int, k: int, direction: int) -> int:
-        return 2 * ((step % 2) * self._span + k) + direction
-
-    def _post(self, tag: int, source: int) -> None:
-        buffer = torch.empty(self._shape)
-        self._arriving[tag] = (self._guarded(dist.irecv, buffer, source, tag), buffer)
-
-    def _arrived(self, tag: int, source: int) -> Tensor:
-        work, buffer = self._arriving.pop(tag)
-        self._wait(work, f"rank {source}")
-        return buffer
-
-    def _send(self, tensor: Tensor, target: int, tag: int) -> None:
-        tensor = tensor.contiguous()
-        self._sent.append((self._guarded(dist.isend, tensor, target, tag), tensor))
-
-    def _wait(self, work: dist.Work | None, peer: str) -> None:
-        assert work is not None
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise PeerLostError(f"lost {peer}") from error
-
-    @staticmethod
-    def _guarded(
-        call: Callable[..., dist.Work | None], tensor: Tensor, peer: int, tag: int
-    ) -> dist.Work | None:
-        try:
-            return call(tensor, peer, tag=tag)
-        except RuntimeError as error:
-            raise PeerLostError(f"lost rank {peer}") from error
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See AdamW."""
+        self._inner.load(state)

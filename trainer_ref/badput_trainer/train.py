@@ -25,7 +25,7 @@ import badput
 from badput_trainer import checkpoint, data
 from badput_trainer.config import ConfigError, DataConfig, ModelConfig, TrainConfig
 from badput_trainer.rank import PARENT
-from badput_trainer.schedule import SCHEDULES, ideal_bubble
+from badput_trainer.schedule import DELAYS, ideal_bubble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,7 +111,13 @@ def _parser() -> argparse.ArgumentParser:
     _add(parser, "layers", default.model.layers, int, "transformer layers in all")
     _add(parser, "width", default.model.width, int, "width of the model")
     _add(parser, "heads", default.model.heads, int, "attention heads")
-    _add(parser, "schedule", default.schedule, str, f"{' or '.join(SCHEDULES)}, both with flush")
+    _add(
+        parser,
+        "schedule",
+        default.schedule,
+        str,
+        "1f1b or gpipe, both with flush; or 2bw, with one step of delay",
+    )
     _add(parser, "lr", default.lr, float, "learning rate of AdamW, constant")
     _add(parser, "weight-decay", default.weight_decay, float, "decoupled weight decay")
     _add(parser, "seed", default.seed, int, "of the initial weights and the batches")
@@ -174,7 +180,8 @@ def _launch(config: TrainConfig, restarts: int) -> int:
     if config.run is not None:
         badput.init(config.run, name=config.name, role="launcher", config=config.described())
         _say(f"run: {config.run}")
-    bubble = ideal_bubble(config.stages, config.microbatches)
+    flush_after = config.steps if DELAYS[config.schedule] else 1
+    bubble = ideal_bubble(config.stages, config.microbatches, flush_after)
     _say(
         f"{config.stages} stages, {config.schedule}, {config.microbatches} microbatches a step "
         f"(ideal bubble {bubble:.0%}), {config.tokens_per_step} tokens a step"

@@ -21,8 +21,9 @@ import torch.distributed as dist
 import badput
 from badput_trainer import checkpoint, data, faults
 from badput_trainer.config import TrainConfig
-from badput_trainer.schedule import SCHEDULES
-from badput_trainer.stage import EVAL_MICROBATCHES, Link, PeerLostError, Stage
+from badput_trainer.link import EVAL_MICROBATCHES, Link, PeerLostError
+from badput_trainer.schedule import SCHEDULES, Action
+from badput_trainer.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +48,6 @@ class Worker:
         self.rank = rank
         wounds = [faults.parse(text) for text in config.faults]
         self.injector = faults.Injector(wounds, rank, config.checkpoint_dir)
-        self.actions = SCHEDULES[config.schedule](rank, config.stages, config.microbatches)
         self.link = Link(rank, config)
         with badput.span("rendezvous"):
             dist.init_process_group("gloo", timeout=TIMEOUT)
@@ -60,34 +60,38 @@ class Worker:
             folder = config.checkpoint_dir
             path = str(checkpoint.step_folder(folder, resume))
             with badput.span("load", step=resume, path=path):
-                self.stage.load(checkpoint.load(folder, step=resume, stage=rank))
+                self.stage.load_state(checkpoint.load(folder, step=resume, stage=rank))
+        self.begun_after = self.stage.steps
         if self.stage.last:
             _say(f"starting at step {resume + 1} of {config.steps}")
 
     def train(self) -> None:
         """All steps that are left."""
         began, printed = time.perf_counter(), self.stage.steps
-        for step, batch in badput.data(self._batches()):
-            loss = self.step(step, batch)
+        for step, batches in badput.data(self._batches()):
+            loss = self.step(step, batches)
             if self.stage.last and step % self.config.log_every == 0:
                 ms = 1000 * (time.perf_counter() - began) / (step - printed)
                 _say(f"step {step:>6}  loss {loss:.4f}  {ms:.0f} ms/step")
                 began, printed = time.perf_counter(), step
             self._after(step)
 
-    def step(self, step: int, batch: Batch) -> float | None:
+    def step(self, step: int, batches: Sequence[Batch]) -> float | None:
         """One step: every pass that the schedule lists, then the optimizer.
 
+        ``batches`` are that of this step and, if this stage begins the next, that of the next.
         Returns the mean loss over the batch on the last stage, None on the others.
         """
         m = self.config.microbatches
         with badput.step(number=step, tokens=self.config.tokens_per_step) as record:
-            self.link.expect(step, range(m))
+            actions = self._actions(step)
+            self.link.expect(step, actions)
             losses: list[float] = []
-            for action in self.actions:
-                k = action.microbatch
+            for action in actions:
+                k, ahead = action.microbatch, action.ahead
                 if action.kind == "F":
-                    losses += self._forward(step, k, batch)
+                    batch = batches[ahead] if ahead < len(batches) else None
+                    losses += self._forward(step + ahead, k, batch)
                 else:
                     self._backward(step, k)
             with badput.span("send"):
@@ -108,7 +112,7 @@ class Worker:
         dist.destroy_process_group()
         return "\n".join(f"stage {r} weights sha256 {d}" for r, d in enumerate(digests))
 
-    def _forward(self, step: int, k: int, batch: Batch) -> list[float]:
+    def _forward(self, step: int, k: int, batch: Batch | None) -> list[float]:
         number = (step - 1) * self.config.microbatches + k + 1
         self.injector.before(number)
         inputs, targets = self._ends(batch, k)
@@ -159,7 +163,7 @@ class Worker:
     def _evaluate(self, step: int) -> float | None:
         """Mean loss over a fixed set of validation sequences; None on all but the last stage."""
         first = self.config.microbatches
-        self.link.expect(step, range(first, first + EVAL_MICROBATCHES), gradients=False)
+        self.link.expect(step, [Action("F", first + k) for k in range(EVAL_MICROBATCHES)])
         batch = self._batch(self.corpus.validation, 0, EVAL_MICROBATCHES)
         losses: list[float] = []
         for k in range(EVAL_MICROBATCHES):
@@ -173,10 +177,30 @@ class Worker:
                 self.link.send_activation(step, first + k, output)
         return sum(losses) / len(losses) if losses else None
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
-        """The steps that are left with their data; the same whether or not it restarted."""
+    def _actions(self, step: int) -> list[Action]:
+        """What this stage does in ``step``; the first one after a start fills the pipeline."""
+        config = self.config
+        return SCHEDULES[config.schedule](
+            self.rank,
+            config.stages,
+            config.microbatches,
+            first=step == self.begun_after + 1,
+            last=step == config.steps,
+        )
+
+    def _batches(self) -> Iterator[tuple[int, Sequence[Batch]]]:
+        """The steps that are left with their data; the same whether or not it restarted.
+
+        A first stage that runs ahead gets the batch of the next step beside that of the step.
+        """
+        ready: dict[int, Batch] = {}
         for step in range(self.stage.steps + 1, self.config.steps + 1):
-            yield step, self._batch(self.corpus.train, step, self.config.microbatches)
+            ahead = max((a.ahead for a in self._actions(step)), default=0) if self.rank == 0 else 0
+            for wanted in range(step, step + ahead + 1):
+                if wanted not in ready:
+                    ready[wanted] = self._batch(self.corpus.train, wanted, self.config.microbatches)
+            yield step, [ready[s] for s in range(step, step + ahead + 1)]
+            del ready[step]
 
     def _batch(self, part: np.ndarray, step: int, microbatches: int) -> Batch:
         sequences = microbatches * self.config.microbatch
@@ -185,8 +209,12 @@ class Worker:
             part, seed=self.config.seed, step=step, sequences=sequences, context=context
         )
 
-    def _ends(self, batch: Batch, k: int) -> tuple[Tensor | None, Tensor | None]:
+    def _ends(self, batch: Batch | None, k: int) -> tuple[Tensor | None, Tensor | None]:
         """Microbatch ``k`` as this stage needs it: inputs if first, targets if last."""
+        if batch is None:  # a stage in the middle runs ahead of its data
+            assert not self.stage.first
+            assert not self.stage.last
+            return None, None
         rows = slice(k * self.config.microbatch, (k + 1) * self.config.microbatch)
         inputs = torch.from_numpy(batch[0][rows]) if self.stage.first else None
         targets = torch.from_numpy(batch[1][rows]) if self.stage.last else None
