@@ -12,29 +12,34 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from badput_trainer import data, model
-from badput_trainer.config import ModelConfig
-from badput_trainer.optim import AdamW
+from badput_trainer import data, model, optim
+from badput_trainer.config import ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def oracle(text: Path, *, stages: int, layers: int, steps: int = 12) -> list[str]:
+def oracle(
+    text: Path, *, stages: int, layers: int, steps: int = 12, optimizer_name: str = "adamw"
+) -> list[str]:
     """Digests by stage of a run without stages, at the settings of the tiny runs."""
     torch.set_num_threads(1)
     shape = ModelConfig(layers=layers, width=16, heads=2, context=16)
     corpus = data.split(text.read_bytes(), 16)
     whole = model.build(shape, 0, 1, seed=0)
     weights = dict(whole.named_parameters())
-    optimizer = AdamW(weights, lr=3e-3, weight_decay=0.1)
+    optimizer = optim.build(TrainConfig(optimizer=optimizer_name), weights)
     for step in range(1, steps + 1):
         x, y = data.batch(corpus.train, seed=0, step=step, sequences=8, context=16)
         for k in range(4):
             rows = slice(2 * k, 2 * k + 2)
             logits = whole(torch.from_numpy(x[rows]))
             (model.loss_of(logits, torch.from_numpy(y[rows])) / 4).backward()
-        optimizer.step()
+        grads = [w.grad for w in weights.values() if w.grad is not None]
+        new = optimizer.step(list(weights.values()), grads, 3e-3)
+        with torch.no_grad():
+            for weight, value in zip(weights.values(), new, strict=True):
+                weight.copy_(value)
         whole.zero_grad()
     cuts = [model.StageModel(shape, r, stages).state_dict().keys() for r in range(stages)]
     return [model.weights_digest({name: weights[name] for name in names}) for names in cuts]
@@ -52,6 +57,13 @@ def test_gpipe_ends_with_the_weights_of_a_single_process(trainer, plain):
     outcome = trainer.run("gpipe", schedule="gpipe")
     assert outcome.code == 0, outcome.err
     assert outcome.digests == plain.digests
+
+
+def test_muon_ends_with_the_weights_of_a_single_process(trainer, plain):
+    outcome = trainer.run("muon", optimizer="muon")
+    assert outcome.code == 0, outcome.err
+    assert outcome.digests == oracle(trainer.text, stages=2, layers=2, optimizer_name="muon")
+    assert outcome.digests != plain.digests
 
 
 def test_four_stages_end_with_the_weights_of_a_single_process(trainer):

@@ -20,6 +20,12 @@ from badput_trainer.schedule import DELAYS, SCHEDULES
 VOCABULARY = 256
 """The model reads bytes."""
 
+OPTIMIZERS = {"adamw": 0.9, "muon": 0.95, "sgd": 0.9}
+"""Every optimizer by its name on the command line, with its usual momentum."""
+
+LEAST_MOMENTUM = 0.5
+"""Up to here the correction narrows the range of stable learning rates instead of widening it."""
+
 
 class ConfigError(ValueError):
     """A setting cannot work; the message is one sentence for the user."""
@@ -63,6 +69,11 @@ class TrainConfig:
     """Sequences in one microbatch."""
     schedule: str = "1f1b"
     seed: int = 0
+    optimizer: str = "adamw"
+    momentum: float | None = None
+    """Of the gradient's running mean (AdamW: beta1); None is the optimizer's usual."""
+    correction: float = 0.0
+    """alpha of a_t = u_t + alpha (u_t - u_{t-1}); 0 is none."""
     lr: float = 3e-3
     weight_decay: float = 0.1
     checkpoint_every: int = 50
@@ -95,6 +106,7 @@ class TrainConfig:
                 f"{self.stages - 1} --microbatches, not {self.microbatches}: "
                 f"a stage runs at most one step ahead."
             )
+        self._check_optimizer()
         self._check_faults()
 
     def _check_ranges(self) -> None:
@@ -127,6 +139,26 @@ class TrainConfig:
                 f"their product must lie in 0 to 1."
             )
 
+    def _check_optimizer(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise ConfigError(f"--optimizer {self.optimizer} is unknown; it is one of {known}.")
+        if not 0 <= self.beta < 1:
+            raise ConfigError(f"--momentum must be at least 0 and below 1, not {self.momentum}.")
+        if not 0 <= self.correction <= 1:
+            raise ConfigError(f"--correction must lie in 0 to 1, not {self.correction}.")
+        if self.correction and self.beta <= LEAST_MOMENTUM:
+            raise ConfigError(
+                f"--correction {self.correction} needs a momentum above {LEAST_MOMENTUM}, but "
+                f"--optimizer {self.optimizer} has {self.beta}; with that it makes training less "
+                f"stable, so leave it out or raise --momentum."
+            )
+        if self.correction and not DELAYS[self.schedule]:
+            raise ConfigError(
+                f"--correction {self.correction} is for gradients that are one step late, "
+                f"which --schedule {self.schedule} does not make; leave it out."
+            )
+
     def _check_faults(self) -> None:
         for text in self.faults:
             try:
@@ -151,6 +183,11 @@ class TrainConfig:
         return self.microbatches * self.microbatch * self.model.context
 
     @property
+    def beta(self) -> float:
+        """The momentum that the optimizer has."""
+        return OPTIMIZERS[self.optimizer] if self.momentum is None else self.momentum
+
+    @property
     def hash(self) -> str:
         """Digest of what decides the weights after n steps, in hexadecimal."""
         decisive = {
@@ -161,6 +198,9 @@ class TrainConfig:
             "microbatch": self.microbatch,
             "seed": self.seed,
             "delay": DELAYS[self.schedule],
+            "optimizer": self.optimizer,
+            "momentum": self.beta,
+            "correction": self.correction,
             "lr": self.lr,
             "weight_decay": self.weight_decay,
         }

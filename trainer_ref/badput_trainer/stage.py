@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from badput_trainer import model
-from badput_trainer.optim import AdamW
+from badput_trainer import model, optim
 from badput_trainer.schedule import DELAYS
 
 if TYPE_CHECKING:
@@ -79,9 +78,8 @@ class Stage:
             for _ in range(1 + self.delay)
         ]
         self._slots = [Slot(m, 0 if i == 0 else EMPTY) for i, m in enumerate(modules)]
-        self._optimizer = _OutOfPlace(
-            self._newest.weights, lr=config.lr, weight_decay=config.weight_decay
-        )
+        self._lr = config.lr
+        self._optimizer = optim.build(config, self._newest.weights)
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._versions: list[int] = []
 
@@ -131,7 +129,7 @@ class Stage:
         self._versions.clear()
         gradients = [g for w in read.weights.values() if (g := w.grad) is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
-        new = self._optimizer.step(list(source.weights.values()), gradients)
+        new = self._optimizer.step(list(source.weights.values()), gradients, self._lr)
         for weight in read.weights.values():
             weight.grad = None
         self._slots[step % len(self._slots)].write(new, step)
@@ -161,7 +159,7 @@ class Stage:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``. Raises KeyError or RuntimeError if it does not fit."""
+        """Continue from ``state``. Raises KeyError or ValueError if it does not fit."""
         for slot in self._slots:
             slot.version = EMPTY
         for saved in state["slots"]:
@@ -182,28 +180,3 @@ class Stage:
     def _read(self, step: int) -> Slot:
         """The slot whose weights make the gradients of step ``step`` (from 1)."""
         return self._slots[max(step - 1 - self.delay, 0) % len(self._slots)]
-
-
-class _OutOfPlace:
-    """AdamW that returns new tensors instead of changing those it is given."""
-
-    def __init__(self, weights: dict[str, Tensor], *, lr: float, weight_decay: float) -> None:
-        self._work = {name: w.detach().clone() for name, w in weights.items()}
-        self._inner = AdamW(self._work, lr=lr, weight_decay=weight_decay)
-
-    @torch.no_grad()
-    def step(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        """The weights after one update."""
-        for work, weight, gradient in zip(self._work.values(), weights, gradients, strict=True):
-            work.copy_(weight)
-            work.grad = gradient
-        self._inner.step()
-        return [work.clone() for work in self._work.values()]
-
-    def state(self) -> dict[str, Any]:
-        """See AdamW."""
-        return self._inner.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """See AdamW."""
-        self._inner.load(state)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import badput
 from badput_trainer import checkpoint, data
-from badput_trainer.config import ConfigError, DataConfig, ModelConfig, TrainConfig
+from badput_trainer.config import OPTIMIZERS, ConfigError, DataConfig, ModelConfig, TrainConfig
 from badput_trainer.rank import PARENT
 from badput_trainer.schedule import DELAYS, ideal_bubble
 
@@ -118,7 +118,11 @@ def _parser() -> argparse.ArgumentParser:
         str,
         "1f1b or gpipe, both with flush; or 2bw, with one step of delay",
     )
-    _add(parser, "lr", default.lr, float, "learning rate of AdamW, constant")
+    _add(parser, "optimizer", default.optimizer, str, ", ".join(OPTIMIZERS))
+    usual = ", ".join(f"{name} {beta}" for name, beta in OPTIMIZERS.items())
+    _add(parser, "momentum", None, float, f"of the gradient's running mean (usual: {usual})")
+    _add(parser, "correction", default.correction, float, "alpha of the delay correction; 0: none")
+    _add(parser, "lr", default.lr, float, "learning rate, constant")
     _add(parser, "weight-decay", default.weight_decay, float, "decoupled weight decay")
     _add(parser, "seed", default.seed, int, "of the initial weights and the batches")
     _add(parser, "text", None, str, "train on this file or folder of *.py files instead")
@@ -150,7 +154,15 @@ def _configure(options: argparse.Namespace) -> TrainConfig:
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     run = options.run or os.environ.get("BADPUT_DIR") or f"runs/train-{stamp}"
     direct = ("stages", "steps", "microbatches", "microbatch", "schedule", "seed", "lr", "keep")
-    direct += ("weight_decay", "checkpoint_every", "eval_every", "log_every")
+    direct += (
+        "optimizer",
+        "momentum",
+        "correction",
+        "weight_decay",
+        "checkpoint_every",
+        "eval_every",
+        "log_every",
+    )
     model = ("layers", "width", "heads", "context")
     settings = {name: getattr(options, name) for name in direct}
     settings["model"] = ModelConfig(**{name: getattr(options, name) for name in model})
