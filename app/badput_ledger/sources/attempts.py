@@ -8,12 +8,12 @@ All times are integer nanoseconds since the epoch.
 from __future__ import annotations
 
 import math
-from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from badput_ledger.sources.step_rows import Steps
 from badput_ledger.sources.text import excerpt
 
 if TYPE_CHECKING:
@@ -83,44 +83,6 @@ class Unread:
     file: str
     line: int | None
     what: str
-
-
-def _ints() -> array[int]:
-    return array("q")
-
-
-def _floats() -> array[float]:
-    return array("d")
-
-
-@dataclass(slots=True)
-class Steps:
-    """Step rows as columns, so that millions of them fit in memory.
-
-    ``rate`` is the printed throughput of the whole job in tokens/s (NaN if none) and
-    ``rate_ns`` the time that it was taken over. ``overhead``, ``save`` and ``eval`` have an
-    entry only for rows (by index) in which something was seen.
-    """
-
-    step: array[int] = field(default_factory=_ints)
-    count: array[int] = field(default_factory=_ints)
-    start: array[int] = field(default_factory=_ints)
-    dur: array[int] = field(default_factory=_ints)
-    rate_ns: array[int] = field(default_factory=_ints)
-    rate: array[float] = field(default_factory=_floats)
-    loss: array[float] = field(default_factory=_floats)
-    grad_norm: array[float] = field(default_factory=_floats)
-    overhead: dict[int, int] = field(default_factory=dict[int, int])
-    save: dict[int, int] = field(default_factory=dict[int, int])
-    eval: dict[int, int] = field(default_factory=dict[int, int])
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def has(self, step: int, time: int) -> bool:
-        """True if there is a row for ``step`` that ended at ``time``."""
-        at = bisect_left(self.step, step)
-        return at < len(self) and self.step[at] == step and self.start[at] + self.dur[at] == time
 
 
 @dataclass(slots=True)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from badput import __version__
+import numpy as np
+
+from badput import __version__, parts, schema
 from badput.parts import TMP, write_rows
 from badput_ledger.sources.held import allocations
 from badput_ledger.sources.place import building
 from badput_ledger.sources.tokens import Tokens, row_tokens, tokens_of
+from badput_ledger.store import pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 CHUNK = 100_000
-"""Step rows of one part: bounds what is held as Python objects at a time."""
+"""Rows of one part: bounds what is held in memory at a time."""
 
 
 @dataclass(slots=True)
@@ -67,13 +69,13 @@ def write_run(run: Run, source: str, folder: Path, options: Options) -> Written:
     with building(folder, run_id) as build:
         _write_tables(build, run, row, ids, tokens)
         (build / TMP).rmdir()
-    last = max((a.steps.step[-1] for a in run.attempts if len(a.steps)), default=None)
+    last = max((a.steps.last_step for a in run.attempts if len(a.steps)), default=None)
     return Written(
         path=folder / run_id,
         id=run_id,
         name=run.name,
         sessions=len(run.attempts),
-        steps=sum(sum(a.steps.count) for a in run.attempts),
+        steps=sum(a.steps.total for a in run.attempts),
         first_step=next((a.first_step for a in run.attempts if len(a.steps)), None),
         last_step=last,
         gpus=world,
@@ -127,7 +129,7 @@ def _worlds(run: Run, options: Options) -> tuple[int, list[str]]:
         attempt.world_size = attempt.world_size or known
         attempt.gpu_type = attempt.gpu_type or gpu_type
         wrapper = attempt.config.get("wrapper_last_step")
-        last = attempt.steps.step[-1] if len(attempt.steps) else None
+        last = attempt.steps.last_step if len(attempt.steps) else None
         if wrapper is not None and last is not None and wrapper != last and len(notes) < 20:
             notes.append(f"the wrapper says last_step={wrapper}, the last step line says {last}")
     return known, notes
@@ -165,11 +167,11 @@ def _write_tables(build: Path, run: Run, about: Row, ids: list[int], tokens: lis
         events += _events(attempt.events, attempt.rank, pid)
         evidence += _evidence(attempt, pid, "restart" if processes[:-1] else "start")
     steps = (
-        row
+        table
         for attempt, pid, known in zip(run.attempts, ids, tokens, strict=True)
-        for row in _steps(attempt, pid, known)
+        for table in _steps(attempt, pid, known)
     )
-    _write_parts(build, "steps", stem, steps)
+    _write_steps(build, stem, steps)
     write_rows(build, "processes", stem, processes)
     write_rows(build, "spans", stem, spans)
     write_rows(build, "checkpoints", stem, checkpoints)
@@ -191,7 +193,6 @@ def _run_row(
 ) -> Row:
     first = run.attempts[0]
     about = next((t for t in tokens if t.per_step is not None), Tokens(None, "unknown"))
-    counts = sorted(c for a in run.attempts for c in a.steps.count[1:])
     config: Row = {}
     for attempt in run.attempts:  # the first one may have died before it told its settings
         for key, value in attempt.config.items():
@@ -205,7 +206,7 @@ def _run_row(
         "tokens_per_step": about.per_step,
         "tokens_source": about.source,
         "tokens_precision": about.precision,
-        "log_interval": counts[len(counts) // 2] if counts else None,
+        "log_interval": _interval(run),
         "clock": "the log's own clock, shown as UTC",
         "notes": notes,
     }
@@ -236,33 +237,83 @@ def _process(attempt: Attempt, run: Run, pid: int) -> Row:
     }
 
 
-def _steps(attempt: Attempt, pid: int, about: Tokens) -> Iterator[Row]:
-    rows = attempt.steps
-    measured = bool(rows.overhead)
-    for i in range(len(rows)):
-        row: Row = {
-            "process_id": pid,
-            "seq": i + 1,
-            "rank": attempt.rank,
-            "step": rows.step[i],
-            "n_steps": rows.count[i],
-            "start_ns": rows.start[i],
-            "dur_ns": rows.dur[i],
-            "tokens": row_tokens(attempt, about, i),
-            "loss": _known(rows.loss[i]),
-            "grad_norm": _known(rows.grad_norm[i]),
+def _steps(attempt: Attempt, pid: int, about: Tokens) -> Iterator[Any]:
+    """The rows of an attempt as tables of the schema."""
+    pa, form = pyarrow(), cast(Any, schema).arrow_schema("steps")
+    known, done = attempt.steps, 0
+    for rows in known.blocks():
+        seq = np.arange(done + 1, done + len(rows) + 1)
+        tokens, unknown = row_tokens(attempt, about, rows)
+        columns: dict[str, Any] = {
+            "process_id": np.full(len(rows), pid),
+            "seq": seq,
+            "rank": np.full(len(rows), attempt.rank),
+            "step": rows["step"],
+            "n_steps": rows["count"],
+            "start_ns": rows["start"],
+            "dur_ns": rows["dur"],
+            "tokens": pa.array(tokens, mask=unknown),
+            "loss": pa.array(rows["loss"], from_pandas=True),  # NaN is NULL
+            "grad_norm": pa.array(rows["grad_norm"], from_pandas=True),
         }
-        if measured:
-            row["overhead_ns"] = rows.overhead.get(i, 0)
-        if i in rows.save:
-            row["save_ns"] = rows.save[i]
-        if i in rows.eval:
-            row["eval_ns"] = rows.eval[i]
-        yield row
+        if known.overhead:
+            columns["overhead_ns"] = _sparse(known.overhead, done, len(rows)).fill_null(0)
+        for name, values in (("save_ns", known.save), ("eval_ns", known.eval)):
+            if values:
+                columns[name] = _sparse(values, done, len(rows))
+        done += len(rows)
+        arrays = [
+            pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(len(rows), f.type)
+            for f in form
+        ]
+        yield pa.Table.from_arrays(arrays, schema=form)
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _sparse(values: dict[int, int], first: int, size: int) -> Any:
+    """Values by row index as a column of the rows from ``first`` on, NULL elsewhere."""
+    pa = pyarrow()
+    column, mask = np.zeros(size, np.int64), np.ones(size, bool)
+    for index, value in values.items():
+        if first <= index < first + size:
+            column[index - first], mask[index - first] = value, False
+    return pa.array(column, mask=mask)
+
+
+def _write_steps(build: Path, stem: str, tables: Iterable[Any]) -> None:
+    """Write step rows in parts of about ``CHUNK``."""
+    first, kept = 1, list[Any]()
+    for table in tables:
+        kept.append(table)
+        if sum(t.num_rows for t in kept) >= CHUNK:
+            first += _write_part(build, f"{stem}-{first:012d}", kept)
+    if kept:
+        _write_part(build, f"{stem}-{first:012d}", kept)
+
+
+def _write_part(build: Path, name: str, tables: list[Any]) -> int:
+    table = pyarrow().concat_tables(tables)
+    tables.clear()
+    cast(Any, parts).write_part(build, "steps", name, table)
+    return table.num_rows
+
+
+def _interval(run: Run) -> int | None:
+    """The usual number of steps of a row; the first row of an attempt may be shorter."""
+    found: dict[int, int] = {}
+    for attempt in run.attempts:
+        first = 1
+        for rows in attempt.steps.blocks():
+            for count, times in zip(
+                *np.unique(rows["count"][first:], return_counts=True), strict=True
+            ):
+                found[int(count)] = found.get(int(count), 0) + int(times)
+            first = 0
+    half = sum(found.values()) // 2
+    for count in sorted(found):
+        half -= found[count]
+        if half < 0:
+            return count
+    return None
 
 
 def _spans(attempt: Attempt, pid: int) -> list[Row]:

@@ -238,16 +238,10 @@ class _Builder:
                 self.unread.append(Unread(mark.file, mark.line, what))
             return at[0], time
         if time > at[1]:
-            rows = attempt.steps
             if attempt.first_step is None:
                 attempt.first_step = at[0] + 1
-            rows.step.append(step)
-            rows.count.append(step - at[0])
-            rows.start.append(at[1])
-            rows.dur.append(time - at[1])
-            rows.rate_ns.append(0)
-            for column in (rows.rate, rows.loss, rows.grad_norm):
-                column.append(NAN)
+            rows, none = attempt.steps, (NAN, NAN, NAN)
+            rows.append(step, step - at[0], at[1], time - at[1], rate_ns=0, values=none)
         return step, time
 
     def _end(self, attempt: Attempt, following: _Life | None, ended: list[int]) -> None:

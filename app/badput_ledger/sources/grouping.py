@@ -148,7 +148,7 @@ def _divide(members: Sequence[Attempt]) -> Iterable[list[Attempt]]:
         if len(attempt.steps):
             trained = attempt
             completed = completed or attempt.completed
-            highest = max(highest, attempt.steps.step[-1])
+            highest = max(highest, attempt.steps.last_step)
     yield run
 
 

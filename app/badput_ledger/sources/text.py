@@ -23,12 +23,16 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from badput_ledger.sources.shapes import ESCAPE, Block, Layouts, Rows, hits
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import BinaryIO
 
-BLOCK = 1 << 20
+    from badput_ledger.sources.shapes import Fields
+
+BLOCK = 4 << 20
 """Bytes read at a time."""
 MAX_LINE = 1 << 20
 """Longest line, in bytes, of which everything is kept."""
@@ -36,7 +40,6 @@ HEAD = 4 << 20
 """Bytes of the beginning that a format may look at to recognise itself."""
 
 _GZIP = b"\x1f\x8b"
-_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _CONTROL = re.compile(
     # control characters, line separators, marks that turn the reading direction, half characters
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
@@ -47,7 +50,8 @@ _CONTROL = re.compile(
 class Wanted:
     """The strings that make a line worth reading, searched in the raw bytes.
 
-    A string that begins with ``\\n`` is found only at the begin of a line. The strings in
+    A string that begins with ``\\n`` is found only at the begin of a line, and a digit in one
+    stands for every digit: it is the shapes of lines that are searched. The strings in
     ``after`` are looked for only from their trigger on, in its block and the next one:
     most logs never fail, and then pay nothing for the failure's details.
     """
@@ -124,29 +128,47 @@ class TextLog:
 
         ``size`` as in ``blocks``. Raises OSError.
         """
+        for item in self.scan(wanted, None, size):
+            if not isinstance(item, Rows):
+                yield item
+
+    def scan(
+        self, wanted: Wanted, fields: Fields | None, size: int | None = None
+    ) -> Iterator[tuple[int, str] | Rows]:
+        """As ``select``, but lines that ``fields`` knows come as numbers, many at once.
+
+        In the order of the file: a ``Rows`` ends where another wanted line stands. ``size``
+        as in ``blocks``. Raises OSError.
+        """
         armed: dict[bytes, int] = {}
+        layouts = None if fields is None else Layouts(fields)
         for first, data in self.blocks(size):
-            block = b"\n" + data
-            if b"\x1b" in block:  # once for a block: most lines of a coloured log have some
-                block = _ESCAPE.sub(b"", block)
+            block = Block(data, first, self.clean)
             strings = list(wanted.always)
             for trigger, more in wanted.after.items():
-                if trigger in block:
+                if trigger in block.shapes:
                     armed[trigger] = 2  # this block and the next
                 if armed.get(trigger, 0) > 0:
                     strings += more
                     armed[trigger] -= 1
-            number, at = first, 1
-            for start, end in _hits(block, strings):
-                number += block.count(b"\n", at, start)
-                at = start
-                raw = block[start:end]
-                if b"\r" not in raw:
-                    yield number, self.clean(raw)
-                    continue
-                bars = b"\n" + raw.replace(b"\r", b"\n")
-                for begin, stop in _hits(bars, strings):
-                    yield number, self.clean(bars[begin:stop])
+            rows, others = block.divide(strings, layouts)
+            done = 0
+            for cut, number, raw in others:
+                if cut > done:
+                    yield rows[done:cut]
+                    done = cut
+                yield from self._texts(number, raw, strings)
+            if len(rows) > done:
+                yield rows[done:]
+
+    def _texts(self, number: int, raw: bytes, strings: list[bytes]) -> Iterator[tuple[int, str]]:
+        """A wanted line, or those of its progress bars that are wanted."""
+        if b"\r" not in raw:
+            yield number, self.clean(raw)
+            return
+        bars = b"\n" + ESCAPE.sub(b"", raw).replace(b"\r", b"\n")
+        for begin, stop in hits(bars, strings):
+            yield number, self.clean(bars[begin:stop])
 
     def clean(self, raw: bytes) -> str:
         """One raw line as text: no escapes, no NULs, broken UTF-8 replaced."""
@@ -154,7 +176,7 @@ class TextLog:
             self.long_lines += 1
             raw = raw[:MAX_LINE]
         if b"\x1b" in raw:
-            raw = _ESCAPE.sub(b"", raw)
+            raw = ESCAPE.sub(b"", raw)
         if b"\0" in raw:
             self.nuls += raw.count(b"\0")
             raw = raw.replace(b"\0", b"")
@@ -205,26 +227,6 @@ class TextLog:
             return
         if not unzip.eof:
             self.truncated = "the compressed file is cut; what came before the cut was read"
-
-
-def _hits(block: bytes, strings: list[bytes]) -> list[tuple[int, int]]:
-    """Begin and end of every line of ``block`` (which begins with ``\\n``) that has a string.
-
-    One ``bytes.find`` over a megabyte costs what a test of ten lines one by one does.
-    """
-    found: set[tuple[int, int]] = set()
-    find, rfind = block.find, block.rfind
-    for string in strings:
-        at_begin = string.startswith(b"\n")
-        place = find(string)
-        while place >= 0:
-            start = place + 1 if at_begin else rfind(b"\n", 0, place) + 1
-            end = find(b"\n", start)
-            if end < 0:
-                end = len(block)
-            found.add((start, end))
-            place = find(string, end)
-    return sorted(found)
 
 
 def is_binary(head: bytes) -> bool:

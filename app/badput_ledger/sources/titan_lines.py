@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from badput_ledger.sources.clock import stamp
+from badput_ledger.sources.shapes import Fields
 from badput_ledger.sources.text import Wanted
 from badput_ledger.sources.titan_launch import number
 
@@ -54,6 +55,31 @@ WANTED = Wanted(
     },
 )
 """What is looked at; every other line costs next to nothing."""
+
+_STEP_GROUPS = {"step": 5, "loss": 6, "grad_norm": 7, "tps": 8, "time": 3}
+
+
+def _step_fields(text: str) -> dict[str, tuple[int, int]] | None:
+    """Where the numbers of a common step line stand."""
+    match = STEP.match(text) if len(text) <= LONGEST else None
+    if match is None:
+        return None
+    rank = 1 if match.group(1) else 2
+    groups = _STEP_GROUPS | ({"rank": rank} if match.group(rank) else {})
+    return {name: match.span(group) for name, group in groups.items() if match.group(group)}
+
+
+STEP_FIELDS = Fields(
+    _step_fields,
+    {
+        "time": "time",
+        "rank": "int",
+        "step": "int",
+        "loss": "float",
+        "grad_norm": "float",
+        "tps": "float",
+    },
+)
 
 ERROR = re.compile(r"\s*(?:\[rank\d+\]: ?)*((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)): (.*)")
 KILLED = re.compile(r": line \d+: +(\d{1,12}) Killed ")

@@ -22,6 +22,7 @@ from badput_ledger.sources.attempts import (
 from badput_ledger.sources.clock import END, bracketed, stamp, yearless
 from badput_ledger.sources.text import excerpt
 from badput_ledger.sources.titan_launch import Failure, number, real
+from badput_ledger.sources.titan_rows import SILENCE, take_rows
 from badput_ledger.sources.titan_state import LOOP_WORDS, Live
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 6 * 3600 * SECOND
 """How long after a wrapper's announcement a launch may begin and still be the announced one."""
-_SILENCE = 60 * 86400 * SECOND
-"""A running trainer is never silent for so long: such a jump is a damaged date."""
 
 
 class Reader:
@@ -68,18 +67,11 @@ class Reader:
         Raises OSError, and BadLogError if this can be no log of a training.
         """
         self.file, self.now = log.name, max(first, self.now if self.skip_to else first)
-        for line, text in log.select(lines.WANTED):
-            step = lines.STEP.match(text) if len(text) <= lines.LONGEST else None
-            if step is not None:
-                self._plain_step(line, step)
-            elif "[titan] " in text:
-                self._records(line, text)
-            elif text.startswith("["):
-                self._bracket(line, text[: lines.LONGEST])
-            elif match := lines.AGENT.match(text, 0, lines.LONGEST):
-                self._agent(Mark(self.file, line, excerpt(text)), match)
+        for item in log.scan(lines.WANTED, lines.STEP_FIELDS):
+            if isinstance(item, tuple):
+                self.line(*item)
             else:
-                self._plain(line, text[: lines.LONGEST])
+                take_rows(self, item)
         self.skip_to = 0
         if log.held_back is not None:
             what = "the last line has no newline: held back, it may be cut"
@@ -93,6 +85,20 @@ class Reader:
         ):
             if count:
                 self.unread.append(Unread(log.name, None, f"{count} {what}"))
+
+    def line(self, line: int, text: str) -> None:
+        """Any line, by itself."""
+        step = lines.STEP.match(text) if len(text) <= lines.LONGEST else None
+        if step is not None:
+            self._plain_step(line, step)
+        elif "[titan] " in text:
+            self._records(line, text)
+        elif text.startswith("["):
+            self._bracket(line, text[: lines.LONGEST])
+        elif match := lines.AGENT.match(text, 0, lines.LONGEST):
+            self._agent(Mark(self.file, line, excerpt(text)), match)
+        else:
+            self._plain(line, text[: lines.LONGEST])
 
     def sum_up(self) -> None:
         """Tell how often something odd was seen of which only the first was named."""
@@ -108,7 +114,7 @@ class Reader:
         live = self.live
         if live is None or live.over or not len(live.attempt.steps):
             return False
-        return 0 < step - live.anchor_step <= 2 * live.attempt.steps.count[-1]
+        return 0 < step - live.anchor_step <= 2 * live.attempt.steps.last_count
 
     def _time(self, seen: int | None, line: int) -> int | None:
         """A time on the stream's clock; None if it is impossible or was read already."""
@@ -118,7 +124,7 @@ class Reader:
                 return None
             live = self.live
             starting = live is None or not live.talking
-            if time < END and (starting or time - self.now <= _SILENCE):
+            if time < END and (starting or time - self.now <= SILENCE):
                 return time
         self._bad_date(line)
         return None

@@ -12,6 +12,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from badput_ledger.sources.attempts import (
     MOST_GPUS,
     SECOND,
@@ -24,6 +26,8 @@ from badput_ledger.sources.text import excerpt
 from badput_ledger.sources.titan_launch import LaunchSide, number
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from badput_ledger.sources.attempts import Attempt, Mark, Said, Steps
 
 LOOP_WORDS = (
@@ -193,15 +197,9 @@ class Live(LaunchSide):
         rows, dur = self.attempt.steps, time - anchor
         if self.in_step or self.overhead >= 0:
             self._aside_in_step(rows, dur)
-        rows.step.append(step)
-        rows.count.append(count)
-        rows.start.append(anchor)
-        rows.dur.append(dur)
         loss, norm, rate = values
-        rows.loss.append(loss)
-        rows.grad_norm.append(norm)
-        rows.rate.append(rate)
-        rows.rate_ns.append(time - self.clock if self.clock is not None else -1)
+        rate_ns = time - self.clock if self.clock is not None else -1
+        rows.append(step, count, anchor, dur, rate_ns=rate_ns, values=(rate, loss, norm))
         self.per_step = dur // count or 1
         self.anchor, self.anchor_step, self.clock = time, step, time
         self.eval_from = None
@@ -209,6 +207,43 @@ class Live(LaunchSide):
             self.attempt.claim("first_step", said.mark(), step)
         self.last_step = (step, said)
         return None
+
+    @property
+    def plain(self) -> bool:
+        """True right after a step line: nothing stands between it and a next one."""
+        return (
+            self.open_save is None
+            and not self.in_step
+            and self.overhead < 0
+            and self.anchor is not None
+            and self.anchor == self.clock
+        )
+
+    def many_steps(self, columns: dict[str, NDArray[Any]], said: Said) -> None:
+        """Step lines that follow the last one and each other with nothing between them.
+
+        The live is ``plain``; steps grow, times do not go back; ``said`` is the last line.
+        """
+        time, step = columns["time"], columns["step"]
+        start: NDArray[np.int64] = np.empty(len(time), np.int64)
+        start[0], start[1:] = self.anchor or 0, time[:-1]
+        count = np.diff(step, prepend=self.anchor_step)
+        self.attempt.steps.extend(
+            step=step,
+            count=count,
+            start=start,
+            dur=time - start,
+            rate_ns=time - start,
+            rate=columns["tps"],
+            loss=columns["loss"],
+            grad_norm=columns["grad_norm"],
+        )
+        last, number = int(time[-1]), int(step[-1])
+        self.newest = max(self.newest, last)
+        self.per_step = (last - int(start[-1])) // int(count[-1]) or 1
+        self.anchor, self.anchor_step, self.clock = last, number, last
+        self.eval_from = None
+        self.last_step = (number, said)
 
     def _aside_in_step(self, rows: Steps, dur: int) -> None:
         """What was not training in the next row, which lasts ``dur``."""

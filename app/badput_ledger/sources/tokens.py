@@ -8,20 +8,23 @@ marked as an estimate with its precision.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from badput_ledger.sources.attempts import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from badput_ledger.sources.attempts import Attempt, Options
 
 _CLOCK_NS = 1_000_000
 """Resolution of the log's clock."""
+_MOST_SAMPLES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,8 @@ def tokens_of(attempts: Sequence[Attempt], options: Options) -> Tokens:
     config = attempts[0].config
     batch, length = config.get("global_batch"), config.get("seq_len")
     asked = batch * length if batch and length and 0 < batch * length < LARGEST else None
-    samples = [s for a in attempts for s in _samples(a)]
-    if not samples:
+    tokens, counts, tolerances = _samples(attempts)
+    if not len(tokens):
         if asked is None:
             return Tokens(
                 None, "unknown", note="the log gives neither batch and length nor a throughput"
@@ -52,12 +55,11 @@ def tokens_of(attempts: Sequence[Attempt], options: Options) -> Tokens:
         return Tokens(
             asked, "batch x length, not checked", note="no throughput to check the tokens against"
         )
-    steps = sum(n for _, n, _ in samples)
-    mean = sum(tokens * n for tokens, n, _ in samples) / steps
-    tolerance = median(t for _, _, t in samples)
+    mean = float((tokens * counts).sum() / counts.sum())
+    tolerance = float(np.median(tolerances))
     if asked is not None and abs(asked - mean) <= tolerance * mean:
         return Tokens(asked, "batch x length, agrees with the throughput")
-    steady = sum(abs(t - mean) <= 4 * tol * mean for t, _, tol in samples) >= 0.9 * len(samples)
+    steady = np.mean(np.abs(tokens - mean) <= 4 * tolerances * mean) >= 0.9
     asked_text = f"; batch x length would be {asked}" if asked is not None else ""
     if not steady:
         note = f"tokens of each step estimated from its throughput to {tolerance:.2%}{asked_text}"
@@ -72,32 +74,53 @@ def tokens_of(attempts: Sequence[Attempt], options: Options) -> Tokens:
     return Tokens(whole if fits else round(mean), source, tolerance, note)
 
 
-def row_tokens(attempt: Attempt, tokens: Tokens, index: int) -> int | None:
-    """Tokens of the row ``index`` of ``attempt``; None if unknown."""
-    count = attempt.steps.count[index]
-    exact = _estimate(attempt, index) if tokens.by_row else None
-    if exact is not None:
-        return round(exact)
-    total = None if tokens.per_step is None else tokens.per_step * count
-    return total if total is not None and total < LARGEST else None
+def row_tokens(
+    attempt: Attempt, tokens: Tokens, rows: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Tokens of each of ``rows`` of ``attempt``, and where they are unknown."""
+    unknown = np.ones(len(rows), bool)
+    total = np.zeros(len(rows), np.int64)
+    if tokens.per_step is not None:
+        fits = rows["count"] < LARGEST / max(tokens.per_step, 1)
+        total[fits] = rows["count"][fits] * tokens.per_step
+        unknown = ~fits
+    if tokens.by_row:
+        exact = _estimate(attempt, rows)
+        known = ~np.isnan(exact)
+        total[known] = np.rint(exact[known]).astype(np.int64)
+        unknown &= ~known
+    return total, unknown
 
 
-def _estimate(attempt: Attempt, index: int) -> float | None:
-    rate, span = attempt.steps.rate[index], attempt.steps.rate_ns[index]
-    if not rate > 0 or math.isinf(rate) or span <= 0 or not attempt.world_size:
-        return None
-    tokens = rate * attempt.world_size * span / 1e9
-    return tokens if tokens < LARGEST else None
+def _estimate(attempt: Attempt, rows: NDArray[Any]) -> NDArray[np.float64]:
+    """Tokens of each row by its throughput; NaN where that cannot be told."""
+    rate, span = rows["rate"], rows["rate_ns"]
+    good = (rate > 0) & np.isfinite(rate) & (span > 0)
+    tokens = np.full(len(rows), np.nan)
+    with np.errstate(over="ignore"):
+        tokens[good] = rate[good] * (attempt.world_size or 0) * span[good] / 1e9
+    tokens[~((tokens > 0) & (tokens < LARGEST))] = np.nan
+    return tokens
 
 
-def _samples(attempt: Attempt) -> list[tuple[float, int, float]]:
-    """(tokens per step, steps, relative tolerance) of each row whose clock is certain."""
-    rows = attempt.steps
-    found: list[tuple[float, int, float]] = []
-    first = 1 if len(rows) > 1 else 0  # where the first row's counter began is a guess
-    for index in range(first, len(rows)):
-        tokens = _estimate(attempt, index)
-        if tokens is not None:
-            tolerance = 0.5 / rows.rate[index] + _CLOCK_NS / rows.rate_ns[index]
-            found.append((tokens / rows.count[index], rows.count[index], tolerance))
-    return found
+def _samples(
+    attempts: Sequence[Attempt],
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+    """Tokens per step, steps, relative tolerance of each row whose clock is certain.
+
+    Of more than ``_MOST_SAMPLES`` rows every n-th.
+    """
+    stride = sum(len(a.steps) for a in attempts) // _MOST_SAMPLES + 1
+    found = [(np.empty(0), np.empty(0, np.int64), np.empty(0))]
+    for attempt in attempts:
+        at = 1 if len(attempt.steps) > 1 else 0  # where the first row's counter began is a guess
+        for block in attempt.steps.blocks():
+            rows = block[at::stride]
+            at = (at - len(block)) % stride if at < len(block) else at - len(block)
+            tokens = _estimate(attempt, rows)
+            good = ~np.isnan(tokens)
+            rows, tokens = rows[good], tokens[good]
+            tolerance = 0.5 / rows["rate"] + _CLOCK_NS / rows["rate_ns"]
+            found.append((tokens / rows["count"], rows["count"], tolerance))
+    tokens, counts, tolerances = (np.concatenate(column) for column in zip(*found, strict=True))
+    return tokens, counts, tolerances
