@@ -17,6 +17,12 @@ from typing import Any
 from badput_trainer import faults
 from badput_trainer.schedule import DELAYS, SCHEDULES
 
+BACKENDS = ("gloo", "nccl")
+"""How tensors travel between stages."""
+
+MODES = ("blocking", "background")
+"""How checkpoints are saved, see ``saver``."""
+
 VOCABULARY = 256
 """The model reads bytes."""
 
@@ -83,6 +89,15 @@ class TrainConfig:
     eval_every: int = 0
     log_every: int = 10
     faults: tuple[str, ...] = ()
+    save: str = "blocking"
+    """blocking, or background: training waits for the copy alone."""
+    timeout: float = 600.0
+    """Seconds to wait for another rank before it counts as lost."""
+    rewind_above: float = 0.0
+    """A loss this many times its recent mean makes all ranks go back; 0 never does."""
+    backend: str = "gloo"
+    lanes: bool = False
+    """A process group for each direction and pair of neighbours; always so with NCCL."""
 
     def __post_init__(self) -> None:
         """Check every value and every pair of values that must fit together."""
@@ -107,7 +122,32 @@ class TrainConfig:
                 f"a stage runs at most one step ahead."
             )
         self._check_optimizer()
+        if self.model.layers % self.stages:
+            raise ConfigError(
+                f"--layers {self.model.layers} cannot be divided among --stages {self.stages}; "
+                f"choose a multiple of it."
+            )
+        self._check_running()
         self._check_faults()
+
+    def _check_running(self) -> None:
+        """What decides how it runs, not what comes out."""
+        if self.save not in MODES:
+            raise ConfigError(f"--save {self.save} is unknown; it is one of {', '.join(MODES)}.")
+        if self.backend not in BACKENDS:
+            known = ", ".join(BACKENDS)
+            raise ConfigError(f"--backend {self.backend} is unknown; it is one of {known}.")
+        if not 1 <= self.timeout <= 86_400:
+            raise ConfigError(f"--timeout must be 1 to 86400 seconds, not {self.timeout}.")
+        if self.rewind_above and not 1 < self.rewind_above <= 1e6:
+            raise ConfigError(
+                f"--rewind-above must be 0 or above 1, not {self.rewind_above}: "
+                f"it is a multiple of the recent mean loss."
+            )
+        if self.rewind_above and not self.checkpoint_every:
+            raise ConfigError(
+                "--rewind-above needs checkpoints to go back to; --checkpoint-every is 0."
+            )
 
     def _check_ranges(self) -> None:
         least = {
@@ -176,6 +216,20 @@ class TrainConfig:
                     f"--fault {text} would never fire: the run has {last} microbatches "
                     f"({self.steps} steps of {self.microbatches})."
                 )
+            self._check_fault_fits(text, fault)
+
+    def _check_fault_fits(self, text: str, fault: faults.Fault) -> None:
+        saves = (*faults.ON_CHECKPOINTS, "kill-save", "term")
+        if fault.kind in saves and not self.checkpoint_every:
+            raise ConfigError(f"--fault {text} needs checkpoints, but --checkpoint-every is 0.")
+        first = self.checkpoint_every * self.microbatches
+        if fault.kind in faults.ON_CHECKPOINTS and fault.microbatch <= first:
+            raise ConfigError(
+                f"--fault {text} would find no checkpoint: the first is written after "
+                f"microbatch {first}, so name a later one."
+            )
+        if fault.kind == "spike" and fault.rank not in (0, self.stages - 1):
+            raise ConfigError(f"--fault {text}: only rank 0 and rank {self.stages - 1} read data.")
 
     @property
     def tokens_per_step(self) -> int:
@@ -188,9 +242,9 @@ class TrainConfig:
         return OPTIMIZERS[self.optimizer] if self.momentum is None else self.momentum
 
     @property
-    def hash(self) -> str:
-        """Digest of what decides the weights after n steps, in hexadecimal."""
-        decisive = {
+    def decisive(self) -> dict[str, Any]:
+        """What decides the weights after n steps."""
+        return {
             "model": dataclasses.asdict(self.model),
             "text": self.data.sha256,
             "stages": self.stages,
@@ -204,7 +258,11 @@ class TrainConfig:
             "lr": self.lr,
             "weight_decay": self.weight_decay,
         }
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def hash(self) -> str:
+        """Digest of ``decisive``, in hexadecimal."""
+        return hashlib.sha256(json.dumps(self.decisive, sort_keys=True).encode()).hexdigest()
 
     def described(self) -> dict[str, Any]:
         """The settings as badput keeps them with the run."""

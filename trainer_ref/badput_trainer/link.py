@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from badput_trainer.config import TrainConfig
+    from badput_trainer.meeting import Lanes
     from badput_trainer.schedule import Action
 
 EVAL_MICROBATCHES = 4
@@ -33,8 +34,9 @@ class Link:
     side waits for a buffer; a tag is used again only two steps later.
     """
 
-    def __init__(self, rank: int, config: TrainConfig) -> None:
+    def __init__(self, rank: int, config: TrainConfig, lanes: Lanes | None = None) -> None:
         self._rank = rank
+        self._lanes = lanes
         self._last = rank == config.stages - 1
         self._neighbours = (rank > 0) + (not self._last)
         self._span = config.microbatches + EVAL_MICROBATCHES
@@ -96,11 +98,11 @@ class Link:
         except RuntimeError as error:
             raise PeerLostError(f"lost {peer}") from error
 
-    @staticmethod
     def _guarded(
-        call: Callable[..., dist.Work | None], tensor: Tensor, peer: int, tag: int
+        self, call: Callable[..., dist.Work | None], tensor: Tensor, peer: int, tag: int
     ) -> dist.Work | None:
+        group = None if self._lanes is None else self._lanes.between(self._rank, peer, tag % 2)
         try:
-            return call(tensor, peer, tag=tag)
+            return call(tensor, peer, tag=tag, group=group)
         except RuntimeError as error:
             raise PeerLostError(f"lost rank {peer}") from error

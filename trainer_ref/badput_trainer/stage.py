@@ -13,6 +13,7 @@ ever changed. Every pass and every update checks the versions it meets.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,14 @@ class Stage:
         self._versions.append(flight.version)
         return None if self.first else flight.inputs.grad
 
+    def poison(self, step: int, upstream: Tensor | None) -> None:
+        """Make the gradients so far no numbers, and that of the inputs; for faults on purpose."""
+        for weight in self._read(step).weights.values():
+            if weight.grad is not None:
+                weight.grad.fill_(math.nan)
+        if upstream is not None:
+            upstream.fill_(math.nan)
+
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """A forward pass with the newest weights that leaves nothing behind."""
@@ -121,7 +130,11 @@ class Stage:
         return output
 
     def update(self, step: int) -> float:
-        """The optimizer step ``step``; returns the gradient norm of this stage."""
+        """The optimizer step ``step``; returns the gradient norm of this stage.
+
+        Where that is no finite number the update is left out, decay and moments included: the
+        new version has the old weights.
+        """
         assert len(self._versions) == self._microbatches, "a microbatch is still under way"
         read, source = self._read(step), self._newest
         assert source.version == step - 1, f"step {step} met weights of version {source.version}"
@@ -129,7 +142,11 @@ class Stage:
         self._versions.clear()
         gradients = [g for w in read.weights.values() if (g := w.grad) is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
-        new = self._optimizer.step(list(source.weights.values()), gradients, self._lr)
+        old = list(source.weights.values())
+        if math.isfinite(norm):
+            new = self._optimizer.step(old, gradients, self._lr)
+        else:
+            new = [weight.detach().clone() for weight in old]
         for weight in read.weights.values():
             weight.grad = None
         self._slots[step % len(self._slots)].write(new, step)

@@ -1,38 +1,31 @@
 """``badput train``: the launcher of the reference trainer.
 
-It starts one process for each pipeline stage, watches them, and after a failure starts
-all of them again from the newest checkpoint that every stage has. It never imports
-torch, so it is up at once; the stages do (``badput_trainer.rank``).
+It reads the options, refuses what cannot work, and hands over to ``launch``, which starts
+a process for each stage (``badput_trainer.rank``); or, where torchrun has started it once
+for each rank already, it becomes that rank. Until then nothing imports torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import secrets
-import signal
-import socket
-import subprocess
 import sys
-import time
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import badput
-from badput_trainer import checkpoint, data
-from badput_trainer.config import OPTIMIZERS, ConfigError, DataConfig, ModelConfig, TrainConfig
-from badput_trainer.rank import PARENT
-from badput_trainer.schedule import DELAYS, ideal_bubble
+from badput_trainer import checkpoint, data, faults, launch, rank
+from badput_trainer.config import (
+    MODES,
+    OPTIMIZERS,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-POLL_S = 0.02
-TERM_GRACE_S = 5.0
-RESTART_PAUSE_S = 0.5
+    from collections.abc import Sequence
 
 _ABOUT = """\
 Train a small byte-level GPT on the sources of Python's standard library, as a pipeline of
@@ -40,16 +33,15 @@ real processes on this machine's CPU: minutes, no download, no GPU. It exists to
 true runs for badput: pipeline bubbles, checkpoints, crashes, restarts, stragglers.
 """
 
-_EXAMPLES = """\
+_FAULTS = """\
 faults (--fault RANK:MICROBATCH:KIND, as often as you like):
   Something goes wrong on purpose, on one rank, before the forward pass of one microbatch.
   Microbatches are counted from 1 over the whole run: with 8 a step, number 401 is the first
   of step 51 and 404 lies in its middle. A fault strikes once in a run, not again after the
   restart.
-    kill            SIGKILL: the process is gone, nothing is tidied up
-    exception       a Python exception
-    slow=FxN        every pass takes F times as long, for N microbatches; such as slow=3x80
+"""
 
+_EXAMPLES = """
 examples:
   badput train                                    200 steps on 2 stages, all fine
   badput train --run runs/killed --checkpoint-every 40 --fault 1:1084:kill
@@ -59,10 +51,15 @@ examples:
   badput train --run runs/killed --checkpoint-every 40 --steps 300
                                                   the killed run, continued to step 300
   badput report runs/killed                       where its time went
+  torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m badput_trainer.train --run runs/t
+                                                  under torchrun, which then restarts it
 
 A run folder that holds checkpoints is continued from the newest one that all stages have.
 exit codes: 0 trained to the end; 1 training failed and no restart was left; 2 bad usage
 """
+
+
+_REWIND = "go back where the loss is so many times its recent mean, and skip data; 0: never"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,10 +67,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (`badput train --help` explains the options).")
-
-
-class _StoppedError(Exception):
-    """SIGINT, SIGTERM or SIGHUP asked the launcher to stop; the argument is the signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,14 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except SystemExit as done:  # --help
         return int(done.code or 0)
-    return _launch(config, options.restarts)
+    if rank.torchrun_world() is not None:
+        return rank.run(config.to_json())
+    return launch.launch(config, options.restarts)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="badput train",
         description=_ABOUT,
-        epilog=_EXAMPLES,
+        epilog=_FAULTS + _listed(faults.PLAIN | faults.COUNTED) + _EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -128,14 +123,25 @@ def _parser() -> argparse.ArgumentParser:
     _add(parser, "text", None, str, "train on this file or folder of *.py files instead")
     _add(parser, "checkpoint-every", default.checkpoint_every, int, "steps; 0: no checkpoints")
     _add(parser, "checkpoint-dir", None, str, "where they go (RUN/checkpoints)")
+    _add(parser, "save", default.save, str, " or ".join(MODES))
     _add(parser, "keep", default.keep, int, "checkpoints to keep, at least 3")
     _add(parser, "restarts", 3, int, "how often to start again after a failure")
+    _add(parser, "timeout", default.timeout, float, "seconds to wait for another rank")
+    _add(parser, "rewind-above", default.rewind_above, float, _REWIND)
+    _add(parser, "backend", default.backend, str, "gloo, or nccl with one GPU a stage")
+    parser.add_argument(
+        "--lanes", action="store_true", help="a process group for each direction and pair"
+    )
     _add(parser, "eval-every", default.eval_every, int, "steps; 0: no evaluation")
     _add(parser, "log-every", default.log_every, int, "steps between two lines of progress")
     parser.add_argument(
         "--fault", action="append", default=[], metavar="R:M:KIND", help="a fault on purpose, below"
     )
     return parser
+
+
+def _listed(kinds: dict[str, str]) -> str:
+    return "".join(f"    {kind:<15} {what}\n" for kind, what in kinds.items())
 
 
 def _add(
@@ -152,17 +158,16 @@ def _configure(options: argparse.Namespace) -> TrainConfig:
     if options.restarts < 0:
         raise ConfigError(f"--restarts must be at least 0, not {options.restarts}.")
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    run = options.run or os.environ.get("BADPUT_DIR") or f"runs/train-{stamp}"
+    run = options.run or os.environ.get("BADPUT_DIR")
+    if run is None and rank.torchrun_world() is not None:
+        raise ConfigError(
+            "under torchrun the run needs a name, --run DIR: all ranks and restarts share it."
+        )
+    run = run or f"runs/train-{stamp}"
     direct = ("stages", "steps", "microbatches", "microbatch", "schedule", "seed", "lr", "keep")
-    direct += (
-        "optimizer",
-        "momentum",
-        "correction",
-        "weight_decay",
-        "checkpoint_every",
-        "eval_every",
-        "log_every",
-    )
+    direct += ("optimizer", "momentum", "correction", "weight_decay")
+    direct += ("checkpoint_every", "eval_every", "log_every")
+    direct += ("save", "timeout", "rewind_above", "backend", "lanes")
     model = ("layers", "width", "heads", "context")
     settings = {name: getattr(options, name) for name in direct}
     settings["model"] = ModelConfig(**{name: getattr(options, name) for name in model})
@@ -170,164 +175,33 @@ def _configure(options: argparse.Namespace) -> TrainConfig:
     settings["run"] = None if options.no_probe else run
     settings["name"] = Path(run).name
     settings["faults"] = tuple(options.fault)
-    TrainConfig(**settings)  # complain of a bad flag before reading 30 MB of text
+    rank.check_world(TrainConfig(**settings))  # complain before reading 30 MB of text
     text = data.read_text(options.text)
     data.split(text, options.context)
     config = TrainConfig(**settings, data=DataConfig(options.text, data.digest(text)))
     Path(config.checkpoint_dir).mkdir(parents=True, exist_ok=True)
-    foreign = checkpoint.foreign_manifest(config.checkpoint_dir, config.hash)
-    if foreign is not None:
-        raise ConfigError(
-            f"{config.checkpoint_dir} holds checkpoints of other settings or another text "
-            f"({foreign.parent.name}); use another --run or --checkpoint-dir."
-        )
+    _refuse_foreign(config, Path(run))
     return config
 
 
-def _launch(config: TrainConfig, restarts: int) -> int:
-    """Attempt until one succeeds, ``restarts`` are used up or a signal comes."""
-    job = secrets.token_hex(8)
-    # Here too, not only for the stages: badput then knows the launcher and its ranks as one job.
-    os.environ["TORCHELASTIC_RUN_ID"] = job
-    if config.run is not None:
-        badput.init(config.run, name=config.name, role="launcher", config=config.described())
-        _say(f"run: {config.run}")
-    flush_after = config.steps if DELAYS[config.schedule] else 1
-    bubble = ideal_bubble(config.stages, config.microbatches, flush_after)
-    _say(
-        f"{config.stages} stages, {config.schedule}, {config.microbatches} microbatches a step "
-        f"(ideal bubble {bubble:.0%}), {config.tokens_per_step} tokens a step"
-    )
-    with _signals_raise():
-        try:
-            code = _attempts(config, restarts)
-            if code == 0:
-                badput.event("complete")
-            badput.close()
-        except _StoppedError as stop:
-            _say("stopped")
-            code = 128 + stop.args[0]
-        badput.close()  # outside the handler: its end is no exception to the books
-    if config.run is not None:
-        _say(f"books: badput report {config.run}")
-    return code
-
-
-def _attempts(config: TrainConfig, restarts: int) -> int:
-    for attempt in range(restarts + 1):
-        if _attempt(config, attempt):
-            return 0
-        left = restarts - attempt
-        _say(f"the attempt failed; {left} restart{'' if left == 1 else 's'} left")
-        if left:
-            # No hot loop of crashes; and a process's birth is known to 10 ms only,
-            # so without a pause the new ranks may seem older than the old ones' end.
-            time.sleep(RESTART_PAUSE_S)
-    return 1
-
-
-def _say(line: str) -> None:
-    # Whoever read our output may be gone; that is no reason to stop training. Nor is a name
-    # that the terminal cannot show.
-    with contextlib.suppress(OSError):
-        if sys.stdout is not None:
-            print(line.encode(errors="backslashreplace").decode(), flush=True)
-
-
-def _attempt(config: TrainConfig, attempt: int) -> bool:
-    """Start all stages and wait for them; True if all ended well. Leaves no process behind."""
-    ranks: list[subprocess.Popen[bytes]] = []
-    told: set[int] = set()
-    port = _free_port()
-    try:
-        for rank in range(config.stages):
-            ranks += [_start(config, rank, port, attempt)]
-        while len(told) < len(ranks):
-            if any(code not in (None, 0) for code in _exits(ranks, told)):
-                return False
-            time.sleep(POLL_S)
-        return True
-    finally:
-        _end(ranks)
-        _exits(ranks, told)
-
-
-def _start(config: TrainConfig, rank: int, port: int, attempt: int) -> subprocess.Popen[bytes]:
-    """Start the process of one stage, with the identity that torchrun would give it."""
-    identity = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": config.stages,
-        "LOCAL_WORLD_SIZE": config.stages,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "TORCHELASTIC_RESTART_COUNT": attempt,
-        PARENT: os.getpid(),
-    }
-    env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **os.environ}
-    env.update({name: str(value) for name, value in identity.items()})
-    command = [sys.executable, "-m", "badput_trainer.rank", config.to_json()]
-    # A session of its own: Ctrl-C reaches the launcher alone, which then ends the stages.
-    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
-
-
-def _exits(ranks: list[subprocess.Popen[bytes]], told: set[int]) -> list[int | None]:
-    """Exit codes so far (None: alive); each new one is told to badput and to the user."""
-    codes = [process.poll() for process in ranks]
-    for rank, code in enumerate(codes):
-        if code is None or rank in told:
-            continue
-        told.add(rank)
-        signal_number = -code if code < 0 else None
-        exit_code = code if code >= 0 else None
-        if code != 0:
-            how = f"signal {signal_number}" if signal_number else f"exit code {code}"
-            _say(f"rank {rank} ended with {how}")
-        pid = ranks[rank].pid
-        badput.event("exit", rank=rank, pid=pid, exit_code=exit_code, signal=signal_number)
-    return codes
-
-
-def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Ask the stages that still live to stop, then make them; returns when all are gone."""
-    for process in ranks:
-        process.terminate()
-    deadline = time.monotonic() + TERM_GRACE_S
-    for process in ranks:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into _StoppedError, so that the stages end first."""
-
-    def stop(number: int, _frame: object) -> None:
-        for caught in numbers:
-            signal.signal(caught, signal.SIG_IGN)  # the end itself is not interrupted
-        raise _StoppedError(number)
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-        numbers.append(signal.SIGHUP)
-    old = {n: signal.signal(n, stop) for n in numbers}
-    try:
-        yield
-    finally:
-        # Once asked to stop the process is on its way out: a further signal stays ignored, as
-        # one that came while the handlers are put back would end it in the middle.
-        if signal.getsignal(signal.SIGTERM) is stop:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+def _refuse_foreign(config: TrainConfig, run: Path) -> None:
+    """Raise ConfigError if the checkpoints are of other settings or of another run."""
+    folder = Path(config.checkpoint_dir)
+    foreign = checkpoint.foreign_manifest(folder, config.hash)
+    if foreign is not None:
+        what = checkpoint.difference(foreign, config.decisive) or foreign.parent.name
+        raise ConfigError(
+            f"{folder} holds checkpoints of other settings or another text ({what}); "
+            f"use the same settings, or another --run or --checkpoint-dir."
+        )
+    # In the run's own folder they are its own, however that was renamed or copied.
+    inside = folder.resolve().is_relative_to(run.resolve())
+    owner = None if inside else checkpoint.foreign_run(folder, config.name)
+    if owner is not None:
+        raise ConfigError(
+            f"{folder} holds checkpoints of another run, {owner}, not of {config.name}; "
+            f"use another --checkpoint-dir."
+        )
 
 
 if __name__ == "__main__":

@@ -8,21 +8,24 @@ badput: everything that takes time has a span, and the loop has a step.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import signal
 import sys
 import time
 import traceback
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 import badput
-from badput_trainer import checkpoint, data, faults
+from badput_trainer import data, faults, meeting
 from badput_trainer.config import TrainConfig
+from badput_trainer.control import Control, StoppedError
 from badput_trainer.link import EVAL_MICROBATCHES, Link, PeerLostError
-from badput_trainer.schedule import SCHEDULES, Action
+from badput_trainer.recovery import Recovery
+from badput_trainer.schedule import DELAYS, SCHEDULES, Action
 from badput_trainer.stage import Stage
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 
     Batch = tuple[np.ndarray, np.ndarray]
 
-TIMEOUT = timedelta(minutes=10)
+STOPPED = 128 + signal.SIGTERM
+"""Exit code after a checkpoint that SIGTERM asked for."""
 _EXPECTED = (
     PeerLostError, faults.InjectedError, data.DataError, OSError, MemoryError, dist.DistNetworkError
 )  # fmt: skip
@@ -48,25 +52,34 @@ class Worker:
         self.rank = rank
         wounds = [faults.parse(text) for text in config.faults]
         self.injector = faults.Injector(wounds, rank, config.checkpoint_dir)
-        self.link = Link(rank, config)
         with badput.span("rendezvous"):
-            dist.init_process_group("gloo", timeout=TIMEOUT)
-            resume = self._agree_on_checkpoint()
+            store, lanes = meeting.join(config, rank)
+            resume = meeting.agree(config, rank)
+        self.link = Link(rank, config, lanes)
+        control = Control(store, delay=DELAYS[config.schedule], steps=config.steps)
         with badput.span("model"):
             self.stage = Stage(config, rank)
         with badput.span("data_init"):
             self.corpus = data.load(config.data.path, config.data.sha256, config.model.context)
-        if resume:
-            folder = config.checkpoint_dir
-            path = str(checkpoint.step_folder(folder, resume))
-            with badput.span("load", step=resume, path=path):
-                self.stage.load_state(checkpoint.load(folder, step=resume, stage=rank))
+        self.recovery = Recovery(config, self.stage, rank, control=control, say=_say)
+        self.injector.attach(self.recovery.saver)
+        if resume is not None:
+            self.recovery.load(*resume)
         self.begun_after = self.stage.steps
         if self.stage.last:
-            _say(f"starting at step {resume + 1} of {config.steps}")
+            _say(f"starting at step {self.stage.steps + 1} of {config.steps}")
 
     def train(self) -> None:
-        """All steps that are left."""
+        """All steps that are left. Raises StoppedError after an orderly stop."""
+        going = True
+        while going:
+            self._steps()
+            self.link.settle()
+            going = self.recovery.goes_on()
+
+    def _steps(self) -> None:
+        """Train until the end, or until all stages must do something else."""
+        self.begun_after = self.stage.steps
         began, printed = time.perf_counter(), self.stage.steps
         for step, batches in badput.data(self._batches()):
             loss = self.step(step, batches)
@@ -75,6 +88,7 @@ class Worker:
                 _say(f"step {step:>6}  loss {loss:.4f}  {ms:.0f} ms/step")
                 began, printed = time.perf_counter(), step
             self._after(step)
+            self.recovery.after(step, loss)
 
     def step(self, step: int, batches: Sequence[Batch]) -> float | None:
         """One step: every pass that the schedule lists, then the optimizer.
@@ -101,12 +115,14 @@ class Worker:
             with badput.span("optimizer"):
                 norm = self.stage.update(step)
             loss = sum(losses) / m if losses else None
-            record.log(loss=loss, grad_norm=norm, applied=True)
+            applied = math.isfinite(norm)
+            record.log(loss=loss, grad_norm=norm if applied else None, applied=applied)
+        if not applied:
+            _say(f"rank {self.rank}: step {step} left out, its gradient is no number")
         return loss
 
     def finish(self) -> str:
         """Wait for the others; returns the digests of all stages, a line each."""
-        self.link.settle()
         digests: list[str | None] = [None] * self.config.stages
         dist.all_gather_object(digests, self.stage.digest())
         dist.destroy_process_group()
@@ -135,6 +151,8 @@ class Worker:
                 gradient = self.link.gradient(step, k)
         with badput.span("backward"), self.injector.slowed(number):
             upstream = self.stage.backward(step, k, gradient)
+        if self.injector.poisons(number):
+            self.stage.poison(step, upstream)
         if upstream is not None:
             with badput.span("send"):
                 self.link.send_gradient(step, k, upstream)
@@ -149,16 +167,6 @@ class Worker:
                 span.set(loss=loss)
             if loss is not None:
                 _say(f"step {step:>6}  validation loss {loss:.4f}")
-        if config.checkpoint_every and (last or step % config.checkpoint_every == 0):
-            folder = config.checkpoint_dir
-            path = str(checkpoint.step_folder(folder, step))
-            with badput.span("save", step=step, path=path) as span:
-                state = self.stage.state()
-                size = checkpoint.save(
-                    folder, step=step, stage=self.rank, config_hash=config.hash, state=state
-                )
-                span.set(bytes=size)
-            checkpoint.prune(folder, stage=self.rank, keep=config.keep)
 
     def _evaluate(self, step: int) -> float | None:
         """Mean loss over a fixed set of validation sequences; None on all but the last stage."""
@@ -185,7 +193,7 @@ class Worker:
             config.stages,
             config.microbatches,
             first=step == self.begun_after + 1,
-            last=step == config.steps,
+            last=step == self.recovery.end,
         )
 
     def _batches(self) -> Iterator[tuple[int, Sequence[Batch]]]:
@@ -194,13 +202,20 @@ class Worker:
         A first stage that runs ahead gets the batch of the next step beside that of the step.
         """
         ready: dict[int, Batch] = {}
-        for step in range(self.stage.steps + 1, self.config.steps + 1):
+        step = self.stage.steps + 1
+        while step <= self.recovery.end:
             ahead = max((a.ahead for a in self._actions(step)), default=0) if self.rank == 0 else 0
             for wanted in range(step, step + ahead + 1):
                 if wanted not in ready:
-                    ready[wanted] = self._batch(self.corpus.train, wanted, self.config.microbatches)
+                    ready[wanted] = self._train_batch(wanted)
             yield step, [ready[s] for s in range(step, step + ahead + 1)]
             del ready[step]
+            step += 1
+
+    def _train_batch(self, step: int) -> Batch:
+        m = self.config.microbatches
+        batch = self._batch(self.corpus.train, step + self.recovery.skipped, m)
+        return self.injector.batch(range((step - 1) * m + 1, step * m + 1), batch)
 
     def _batch(self, part: np.ndarray, step: int, microbatches: int) -> Batch:
         sequences = microbatches * self.config.microbatch
@@ -220,16 +235,6 @@ class Worker:
         targets = torch.from_numpy(batch[1][rows]) if self.stage.last else None
         return inputs, targets
 
-    def _agree_on_checkpoint(self) -> int:
-        """The newest step that all stages can load; 0 if there is none."""
-        config = self.config
-        mine = checkpoint.usable_steps(
-            config.checkpoint_dir, stage=self.rank, config_hash=config.hash
-        )
-        steps_of_stages: list[list[int]] = [[] for _ in range(config.stages)]
-        dist.all_gather_object(steps_of_stages, mine)
-        return checkpoint.newest_common(steps_of_stages)
-
 
 def main(argv: Sequence[str]) -> int:
     """Train one stage. Returns 0, or 1 after a failure that is said in one line."""
@@ -246,16 +251,26 @@ def main(argv: Sequence[str]) -> int:
             schedule=config.schedule,
             config=config.described(),
         )
+    worker = None
     try:
         worker = Worker(config, rank)
         worker.train()
         digests = worker.finish()
+    except StoppedError as stop:
+        badput.event("note", what=str(stop))
+        badput.close()
+        if rank == 0:
+            _say(str(stop))
+        os._exit(STOPPED)
     except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
         badput.event("failure", what=f"rank {rank}: {error}", signature=type(error).__name__)
         if not isinstance(error, _EXPECTED):
             traceback.print_exc()
         with contextlib.suppress(OSError):
             print(f"badput train: rank {rank}: {error}", file=sys.stderr, flush=True)
+        if worker is not None:
+            with contextlib.suppress(OSError):
+                worker.recovery.saver.finish()
         # Without a tidy end: the transport's threads may wait for a peer that is gone.
         os._exit(1)
     badput.event("complete")
