@@ -51,7 +51,7 @@ examples:
   badput train --run runs/killed --checkpoint-every 40 --steps 300
                                                   the killed run, continued to step 300
   badput report runs/killed                       where its time went
-  torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m badput_trainer.train --run runs/t
+  torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m badput_trainer.train -o runs/t
                                                   under torchrun, which then restarts it
 
 A run folder that holds checkpoints is continued from the newest one that all stages have.
@@ -96,7 +96,13 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     default = TrainConfig()
-    _add(parser, "run", None, str, "folder of the run; an old one is continued (runs/train-TIME)")
+    # -o too: torchrun takes --run for an option of its own, wherever it stands.
+    parser.add_argument(
+        "-o",
+        "--run",
+        metavar="DIR",
+        help="folder of the run; an old one is continued (runs/train-TIME); -o under torchrun",
+    )
     parser.add_argument("--no-probe", action="store_true", help="train without recording anything")
     _add(parser, "steps", default.steps, int, "optimizer steps of the whole run")
     _add(parser, "stages", default.stages, int, "pipeline stages, a process each")
@@ -161,7 +167,7 @@ def _configure(options: argparse.Namespace) -> TrainConfig:
     run = options.run or os.environ.get("BADPUT_DIR")
     if run is None and rank.torchrun_world() is not None:
         raise ConfigError(
-            "under torchrun the run needs a name, --run DIR: all ranks and restarts share it."
+            "under torchrun the run needs a folder, -o DIR: all ranks and restarts share it."
         )
     run = run or f"runs/train-{stamp}"
     direct = ("stages", "steps", "microbatches", "microbatch", "schedule", "seed", "lr", "keep")
