@@ -18,7 +18,7 @@ import torch
 from badput.parts import read_rows
 from badput_trainer import data, model
 from badput_trainer.config import ModelConfig
-from badput_trainer.optim import AdamW
+from badput_trainer.optim import BETA1, Optimizer, rule_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -74,7 +74,8 @@ def reference(
     corpus = data.split(text.read_bytes(), 16)
     whole = model.build(shape, 0, 1, seed=0)
     weights = dict(whole.named_parameters())
-    optimizer = AdamW(weights, lr=3e-3, weight_decay=0.1)
+    rules = {n: rule_of("adamw", n, w, momentum=BETA1) for n, w in weights.items()}
+    optimizer = Optimizer(rules, weight_decay=0.1)
     for number in batches:
         x, y = data.batch(corpus.train, seed=0, step=number, sequences=8, context=16)
         for k in range(4):
@@ -82,7 +83,10 @@ def reference(
             logits = whole(torch.from_numpy(x[rows]))
             (model.loss_of(logits, torch.from_numpy(y[rows])) / 4).backward()
         if number not in skipped:
-            optimizer.step()
+            now = [w.detach() for w in weights.values()]
+            new = optimizer.step(now, [w.grad for w in weights.values()], 3e-3)
+            for old, value in zip(now, new, strict=True):
+                old.copy_(value)
         whole.zero_grad()
     cuts = [model.StageModel(shape, r, stages).state_dict().keys() for r in range(stages)]
     return [model.weights_digest({name: weights[name] for name in names}) for names in cuts]
