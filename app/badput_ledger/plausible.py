@@ -17,6 +17,7 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "count": (-(1 << 40), 1 << 40),
     "tokens": (0, 1 << 40),
     "samples": (0, 1 << 40),
+    "bytes": (0, 1 << 50),  # a petabyte a rank
 }
 """Least and greatest value of an int64 column, by its unit."""
 

@@ -103,13 +103,13 @@ class Steps:
 
     def _blocks(self, step: int | None) -> Iterator[NDArray[Any]]:
         """``step``: leave out what cannot hold it."""
+        self._settle()  # first: it may move rows into the file
         at = 0
         for size, low, high in self._filed:
             if self._file is not None and (step is None or low <= step <= high):
                 data = os.pread(self._file.fileno(), size * _ROW.itemsize, at)
                 yield np.frombuffer(data, _ROW)
             at += size * _ROW.itemsize
-        self._settle()
         if self._kept:
             self._kept = [np.concatenate(self._kept)]
             yield self._kept[0]
