@@ -8,7 +8,7 @@ PEERS  ?= .venv-peers
 PORT   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo venv test test-slow test-peers lint format benchmarks benchmarks-peers sample-logs clean
+.PHONY: help demo venv test test-slow proof test-peers lint format benchmarks benchmarks-peers sample-logs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -43,6 +43,9 @@ test: $(VENV)/.ready  ## run every test but the slow and GPU ones
 
 test-slow: $(VENV)/.ready  ## run the slow tests too
 	$(BIN)/python -m pytest -m "not gpu"
+
+proof: $(VENV)/.ready  ## the trainer's 64 configurations against its oracle, bit by bit
+	$(BIN)/python -m badput_trainer.proof
 
 test-peers: $(VENV)/.ready $(PEERS)/.ready  ## run Google's own library on the same timelines and compare
 	BADPUT_PEERS=$(PEERS) BADPUT_REQUIRE=ml-goodput-measurement $(BIN)/python -m pytest tests/ledger/test_google_library.py

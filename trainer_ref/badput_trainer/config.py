@@ -23,6 +23,9 @@ BACKENDS = ("gloo", "nccl")
 MODES = ("blocking", "background")
 """How checkpoints are saved, see ``saver``."""
 
+SYNCHRONOUS = ("1f1b", "gpipe")
+"""Schedules that drain before each step: no gradient is late."""
+
 VOCABULARY = 256
 """The model reads bytes."""
 
@@ -98,6 +101,8 @@ class TrainConfig:
     backend: str = "gloo"
     lanes: bool = False
     """A process group for each direction and pair of neighbours; always so with NCCL."""
+    jitter: float = 0.0
+    """Random sleep of up to this many milliseconds in every pass, to stir up the order."""
 
     def __post_init__(self) -> None:
         """Check every value and every pair of values that must fit together."""
@@ -115,6 +120,7 @@ class TrainConfig:
                 f"--stages {self.stages} needs at least {self.stages} layers, "
                 f"one for each stage; --layers is {self.model.layers}."
             )
+        self._check_optimizer()
         if DELAYS[self.schedule] and self.microbatches < self.stages - 1:
             raise ConfigError(
                 f"--schedule {self.schedule} with --stages {self.stages} needs at least "
@@ -171,6 +177,8 @@ class TrainConfig:
         if self.seed >= 2**63:
             raise ConfigError(f"--seed must be below 2**63, not {self.seed}.")
         # A NaN fails these comparisons too.
+        if not 0 <= self.jitter <= 10_000:
+            raise ConfigError(f"--jitter must be 0 to 10000 ms, not {self.jitter}.")
         if not 0 < self.lr <= 10:
             raise ConfigError(f"--lr must be above 0 and at most 10, not {self.lr}.")
         if not 0 <= self.weight_decay * self.lr < 1:
@@ -193,7 +201,7 @@ class TrainConfig:
                 f"--optimizer {self.optimizer} has {self.beta}; with that it makes training less "
                 f"stable, so leave it out or raise --momentum."
             )
-        if self.correction and not DELAYS[self.schedule]:
+        if self.correction and self.schedule in SYNCHRONOUS:
             raise ConfigError(
                 f"--correction {self.correction} is for gradients that are one step late, "
                 f"which --schedule {self.schedule} does not make; leave it out."

@@ -79,8 +79,8 @@ class Stage:
             for _ in range(1 + self.delay)
         ]
         self._slots = [Slot(m, 0 if i == 0 else EMPTY) for i, m in enumerate(modules)]
-        self._lr = config.lr
         self._optimizer = optim.build(config, self._newest.weights)
+        self._lr = config.lr
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._versions: list[int] = []
 
@@ -129,6 +129,7 @@ class Stage:
             return model.loss_of(output, targets)
         return output
 
+    @torch.no_grad()
     def update(self, step: int) -> float:
         """The optimizer step ``step``; returns the gradient norm of this stage.
 
@@ -149,7 +150,7 @@ class Stage:
             new = [weight.detach().clone() for weight in old]
         for weight in read.weights.values():
             weight.grad = None
-        self._slots[step % len(self._slots)].write(new, step)
+        self._slot(step).write(new, step)
         self.steps = step
         return norm
 
@@ -176,12 +177,12 @@ class Stage:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``. Raises KeyError or ValueError if it does not fit."""
+        """Continue from ``state``. Raises KeyError or RuntimeError if it does not fit."""
         for slot in self._slots:
             slot.version = EMPTY
         for saved in state["slots"]:
             version = int(saved["version"])
-            slot = self._slots[version % len(self._slots)]
+            slot = self._slot(version)
             new = [saved["weights"][name].clone() for name in slot.weights]
             slot.write(new, version)
         self._optimizer.load_state(state["optimizer"])
@@ -192,8 +193,12 @@ class Stage:
 
     @property
     def _newest(self) -> Slot:
-        return self._slots[self.steps % len(self._slots)]
+        return self._slot(self.steps)
 
     def _read(self, step: int) -> Slot:
         """The slot whose weights make the gradients of step ``step`` (from 1)."""
-        return self._slots[max(step - 1 - self.delay, 0) % len(self._slots)]
+        return self._slot(max(step - 1 - self.delay, 0))
+
+    def _slot(self, version: int) -> Slot:
+        """The place of a version."""
+        return self._slots[version % len(self._slots)]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -50,12 +52,15 @@ examples:
                                                   a straggler for the 50 steps 101 to 150
   badput train --run runs/killed --checkpoint-every 40 --steps 300
                                                   the killed run, continued to step 300
+  badput train --stages 4 --schedule 2bw --optimizer muon --correction 1 --steps 50 --prove
+                                                  asynchronous, then compared bit by bit
   badput report runs/killed                       where its time went
   torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m badput_trainer.train -o runs/t
                                                   under torchrun, which then restarts it
 
 A run folder that holds checkpoints is continued from the newest one that all stages have.
-exit codes: 0 trained to the end; 1 training failed and no restart was left; 2 bad usage
+exit codes: 0 trained to the end; 1 training failed and no restart was left, or --prove found a
+difference; 2 bad usage
 """
 
 
@@ -84,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(done.code or 0)
     if rank.torchrun_world() is not None:
         return rank.run(config.to_json())
-    return launch.launch(config, options.restarts)
+    code = launch.launch(config, options.restarts)
+    return _compare(config) if options.prove and code == 0 else code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,6 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add(parser, "eval-every", default.eval_every, int, "steps; 0: no evaluation")
     _add(parser, "log-every", default.log_every, int, "steps between two lines of progress")
+    _add(parser, "jitter", default.jitter, float, "random sleep in every pass, up to so many ms")
+    parser.add_argument(
+        "--prove", action="store_true", help="then compare each bit with one process, no pipeline"
+    )
     parser.add_argument(
         "--fault", action="append", default=[], metavar="R:M:KIND", help="a fault on purpose, below"
     )
@@ -163,6 +173,11 @@ def _configure(options: argparse.Namespace) -> TrainConfig:
     """Check the options against each other and the disk. Raises ConfigError or DataError."""
     if options.restarts < 0:
         raise ConfigError(f"--restarts must be at least 0, not {options.restarts}.")
+    if options.prove and options.checkpoint_every == 0:
+        raise ConfigError(
+            "--prove compares the last checkpoint, and --checkpoint-every 0 saves none; "
+            "give it a number of steps."
+        )
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     run = options.run or os.environ.get("BADPUT_DIR")
     if run is None and rank.torchrun_world() is not None:
@@ -173,7 +188,7 @@ def _configure(options: argparse.Namespace) -> TrainConfig:
     direct = ("stages", "steps", "microbatches", "microbatch", "schedule", "seed", "lr", "keep")
     direct += ("optimizer", "momentum", "correction", "weight_decay")
     direct += ("checkpoint_every", "eval_every", "log_every")
-    direct += ("save", "timeout", "rewind_above", "backend", "lanes")
+    direct += ("save", "timeout", "rewind_above", "backend", "lanes", "jitter")
     model = ("layers", "width", "heads", "context")
     settings = {name: getattr(options, name) for name in direct}
     settings["model"] = ModelConfig(**{name: getattr(options, name) for name in model})
@@ -208,6 +223,16 @@ def _refuse_foreign(config: TrainConfig, run: Path) -> None:
             f"{folder} holds checkpoints of another run, {owner}, not of {config.name}; "
             f"use another --checkpoint-dir."
         )
+
+
+def _compare(config: TrainConfig) -> int:
+    """Train again without a pipeline and compare; 0 if every bit is equal, else 1."""
+    command = [sys.executable, "-m", "badput_trainer.oracle", config.to_json()]
+    env = {**os.environ, rank.PARENT: str(os.getpid())}
+    try:
+        return subprocess.run(command, env=env, check=False).returncode
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

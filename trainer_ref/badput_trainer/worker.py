@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import signal
 import sys
 import time
@@ -47,9 +48,10 @@ _EXPECTED = (
 class Worker:
     """One stage in training: steps, checkpoints, evaluation."""
 
-    def __init__(self, config: TrainConfig, rank: int) -> None:
+    def __init__(self, config: TrainConfig, rank: int, *, stage_type: type[Stage] = Stage) -> None:
         self.config = config
         self.rank = rank
+        self._random = random.Random(rank)  # noqa: S311 - it decides sleeps alone
         wounds = [faults.parse(text) for text in config.faults]
         self.injector = faults.Injector(wounds, rank, config.checkpoint_dir)
         with badput.span("rendezvous"):
@@ -58,7 +60,7 @@ class Worker:
         self.link = Link(rank, config, lanes)
         control = Control(store, delay=DELAYS[config.schedule], steps=config.steps)
         with badput.span("model"):
-            self.stage = Stage(config, rank)
+            self.stage = stage_type(config, rank)
         with badput.span("data_init"):
             self.corpus = data.load(config.data.path, config.data.sha256, config.model.context)
         self.recovery = Recovery(config, self.stage, rank, control=control, say=_say)
@@ -136,6 +138,7 @@ class Worker:
             with badput.span("wait_activation"):
                 inputs = self.link.activation(step, k)
         with badput.span("forward"), self.injector.slowed(number):
+            self._dawdle()
             output = self.stage.forward(step, k, inputs, targets)
         if self.stage.last:
             return [output.item()]
@@ -150,12 +153,18 @@ class Worker:
             with badput.span("wait_gradient"):
                 gradient = self.link.gradient(step, k)
         with badput.span("backward"), self.injector.slowed(number):
+            self._dawdle()
             upstream = self.stage.backward(step, k, gradient)
         if self.injector.poisons(number):
             self.stage.poison(step, upstream)
         if upstream is not None:
             with badput.span("send"):
                 self.link.send_gradient(step, k, upstream)
+
+    def _dawdle(self) -> None:
+        """Sleep at random if ``jitter`` asks for it; which rank comes first must not matter."""
+        if self.config.jitter:
+            time.sleep(self._random.uniform(0, self.config.jitter) / 1000)
 
     def _after(self, step: int) -> None:
         """What is due between this step and the next."""
