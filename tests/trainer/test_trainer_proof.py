@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.trainer.pipeline import STEPS, TEXT, Player, config_of, played
 
 from badput_trainer import data, proof
 from badput_trainer.mutants import MUTANTS
 from badput_trainer.oracle import Oracle, differences
 from badput_trainer.stage import EMPTY, Slot, Stage
-from tests.trainer.pipeline import STEPS, TEXT, Player, config_of, played
 
 CORPUS = data.Corpus(TEXT, TEXT)
 MODES = [("gpipe", 0.0), ("1f1b", 0.0), ("2bw", 0.0), ("2bw", 1.0)]
@@ -61,10 +61,13 @@ def test_a_mistake_is_refused_by_an_assertion_or_ends_with_other_bits(name):
     oracle = oracle_of(config)
     assert wrong(oracle, played(config)) == []
     stages = [MUTANTS[name](config, r) for r in range(4)]
+    refused = False
     try:
         Player(config, stages).play()
-    except AssertionError as refusal:
-        assert name != "a_{t-1} for u_{t-1}", refusal
+    except AssertionError:  # the stage's own check of versions saw it
+        refused = True
+    if refused:
+        assert name != "a_{t-1} for u_{t-1}"
     else:
         assert wrong(oracle, stages)
 

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
+from tests.trainer.pipeline import STEPS, Player, config_of, played
 
 from badput_trainer.schedule import SCHEDULES
 from badput_trainer.stage import Stage
-from tests.trainer.pipeline import STEPS, Player, config_of, played
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
