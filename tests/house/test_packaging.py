@@ -112,7 +112,14 @@ def test_a_command_without_its_extra_says_what_to_install(
 def test_the_light_command_works_without_extras(light: Path) -> None:
     assert run(light, "-m", "badput.cli", "--help").returncode == 0
     assert run(light, "-m", "badput.cli", "collect", "--help").returncode == 0
-    assert run(light, "-m", "badput.cli", "import", "--help").returncode == 0
+    assert run(light, "-m", "badput.cli", "status", "--help").returncode == 0
+
+
+def test_reading_logs_needs_the_ledger_and_says_so(light: Path) -> None:
+    done = run(light, "-m", "badput.cli", "import", "train.log")
+    assert done.returncode == 2
+    assert "pip install 'badput[ledger]'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_unknown_command_is_bad_usage() -> None:
